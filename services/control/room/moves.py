@@ -77,7 +77,7 @@ class ReturnMoves(Moves[KVT], Protocol[KVT]):
         """Give up a request's copies behind what it shares: that is computed again."""
 
     def num_to_fit(self, kv: KVT) -> int:
-        """Return how many blocks a parked request takes that finds more in the pool than elsewhere.
+        """Return how many blocks a parked request takes that finds much in the pool only.
 
         0 if it does not.
         """

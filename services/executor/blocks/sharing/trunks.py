@@ -81,13 +81,13 @@ class Trunks(Sharing):
         for group in kv.groups:
             group.first = kv.num_shared
         self._counters.num_trunk_joins += bool(chain)
-        if self._end_left(kv.columns, kv.num_shared) > num_complete(kv.columns):
+        if len(kv.columns) > max(kv.num_shared, num_complete(kv.columns)):
             self.revive(kv)
 
     def revive(self, kv: RequestKV) -> None:
         """Make a trunk of what free blocks hold behind what a request shares, if it is enough."""
-        first, end = kv.num_shared, self._end_left(kv.columns, kv.num_shared)
-        if end == first:
+        first, end = kv.num_shared, _end_left(kv.columns, kv.num_shared)
+        if end - first < self.num_least or not self.is_on:
             return
         columns = kv.columns[first:end]
         num_copied = first + num_complete(columns)
@@ -130,19 +130,14 @@ class Trunks(Sharing):
             slots = group.host_slots[copied.start : copied.stop]
             self._orders.found(FoundOrder(trunk.name, index, uids, slots, ids))
 
-    def _end_left(self, columns: Sequence[Column], first: int) -> int:
-        """Return up to where free blocks hold columns from the `first` on; `first`: too few."""
-        num_left = sum(1 for _ in takewhile(lambda one: one.is_left, islice(columns, first, None)))
-        return first + num_left if num_left >= self.num_least and self.is_on else first
-
     def num_to_fit(self, kv: RequestKV) -> int:
-        """Return how many blocks a parked request takes that finds more in the pool than elsewhere.
+        """Return how many blocks a parked request takes that finds much in the pool only.
 
         0 if it does not. As in vLLM it begins with that only when there is room for all of it.
         """
         columns = self._columns_of(kv)
         num_shared = self.num_shared(columns)
-        if self._end_left(columns, num_shared) <= num_complete(columns):
+        if len(columns) <= max(num_shared, num_complete(columns)):
             return 0
         return self._num_whole(kv.keys) - num_shared * self._num_groups
 
@@ -193,15 +188,19 @@ class Trunks(Sharing):
     ) -> Sequence[Column]:
         """Return the columns that a request may begin with: on the host, shared, or left behind.
 
-        `prefix`: the request's own.
+        What is left behind of a request that fits the pool, if that is enough more than the host
+        has. `prefix`: the request's own.
         """
         columns = self._host.find(prefix, keys, num_keys)
         if prefix.num_complete >= len(columns):
             return columns
-        num_in_pool = self.num_shared(columns)
-        if self._num_whole(keys) <= self._blocks.num_usable:
-            num_in_pool = self._end_left(columns, num_in_pool)
-        return columns[: max(prefix.num_complete, num_in_pool)]
+        num_shared = self.num_shared(columns)
+        num_else = max(prefix.num_complete, num_shared)
+        end = _end_left(columns, num_shared)
+        is_worth_it = self.is_on and end - num_else >= self.num_least
+        if is_worth_it and self._num_whole(keys) <= self._blocks.num_usable:
+            return columns[:end]
+        return columns[:num_else]
 
     def num_to_share(self, kv: RequestKV) -> int:
         """Return how many leading blocks of a request in the queue are, or will be, trunks'."""
@@ -306,6 +305,12 @@ class Trunks(Sharing):
             is_short = len(columns) <= last  # as what a split leaves may be
             is_found = is_short or columns[last].holder is trunk
             assert is_found or num_holders[columns[last]] > 1, "a trunk is not found"
+
+
+def _end_left(columns: Sequence[Column], first: int) -> int:
+    """Return up to where free blocks hold columns from the `first` on."""
+    left = takewhile(lambda one: one.is_left, islice(columns, first, None))
+    return first + sum(1 for _ in left)
 
 
 def leave_found(blocks: PoolBlocks, holder: Holder, positions: range) -> None:
