@@ -51,7 +51,7 @@ LAYERS_PER_GROUP = (1, 2, 4)
 STAGING_BUFFERS = (1, 2)
 SCHEDULERS = (False, True)  # asynchronous
 NUM_BF16_RUNS = 2  # per engine
-MIN_SPLITS = {"all": 100, "offloaded": 20, "loading": 5}  # of holders of blocks, per engine
+MIN_SPLITS = {"all": 100, "offloaded": 20, "loading": 1}  # of holders of blocks, per engine
 MIN_OUTLIVED = 20  # trunks, by their first user
 
 
