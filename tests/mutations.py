@@ -20,6 +20,7 @@ CONTROL = "services/control"
 ONE_ENGINE = ("tests/exact/test_layerwise_exact.py", "-k", "layers and not layers-async")
 UNCACHED = ("tests/unit/executor/blocks/test_uncached.py",)
 TRUNKS = ("tests/unit/executor/blocks/sharing/test_trunks.py",)
+IN_POOL_ONLY = ("tests/unit/executor/blocks/sharing/test_in_pool_only.py",)
 PLANNED_TRUNKS = ("tests/unit/planner/policy/test_prefixes.py",)
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
@@ -277,9 +278,65 @@ MUTATIONS = (
     Mutation(
         "who shares what a lost request computed goes on",
         f"{EXECUTOR}/blocks/transfers/losses.py",
-        " or (trunk.author in causes and not trunk.mirrored)",
-        "",
+        "authors = () if trunk.mirrored else {one.author for one in own_columns(trunk)}",
+        "authors = ()",
         TRUNKS,
+    ),
+    Mutation(
+        "what a lost request left in the pool only is found",
+        f"{EXECUTOR}/blocks/transfers/losses.py",
+        "self._owner.host.forget(lambda column: column.is_left and not column.is_complete)",
+        "pass",
+        IN_POOL_ONLY,
+    ),
+    Mutation(
+        "the last user of what was lost leaves it to others",
+        f"{EXECUTOR}/blocks/sharing/trunks.py",
+        "end = trunk.end if is_right else trunk.num_copied_blocks",
+        "end = trunk.end",
+        IN_POOL_ONLY,
+    ),
+    Mutation(
+        "what has no room on the host is copied somewhere",
+        f"{EXECUTOR}/blocks/transfers/write_through.py",
+        "if trunk.mirrored or not trunk.is_copied:",
+        "if trunk.mirrored:",
+        IN_POOL_ONLY,
+    ),
+    Mutation(
+        "a column is in the pool when others have had its blocks",
+        f"{EXECUTOR}/blocks/pool_blocks.py",
+        "            column.is_left = False\n            self._on_lost(column)\n",
+        "            pass\n",
+        IN_POOL_ONLY,
+    ),
+    Mutation(
+        "a column that lacks a layer group is in the pool",
+        f"{EXECUTOR}/blocks/pool_blocks.py",
+        "                if len(left) == len(blocks):\n",
+        "                if left:\n",
+        ("tests/unit/executor/blocks/test_pool_blocks.py", *IN_POOL_ONLY),
+    ),
+    Mutation(
+        "one that is refused room on the host computes what others have",
+        "services/control/room/resumes.py",
+        "if way is not ResumeWay.RECOMPUTE and self._moves.stay(kv, num_left):",
+        "if False:",
+        IN_POOL_ONLY,
+    ),
+    Mutation(
+        "one that waits takes what those need that run",
+        "services/control/room/resumes.py",
+        "if self._moves.num_to_fit(kv) > num_left:",
+        "if False:",
+        ("tests/unit/executor/scheduler/test_sharing_without_host.py",),
+    ),
+    Mutation(
+        "plans may offload what has no room on the host",
+        f"{EXECUTOR}/blocks/holder.py",
+        " if self.is_copied else ()",
+        "",
+        IN_POOL_ONLY,
     ),
     Mutation(
         "a parked request does not know what others saved of it",
@@ -354,7 +411,7 @@ MUTATIONS = (
     Mutation(
         "who joins a trunk that is lost runs on",
         f"{EXECUTOR}/blocks/transfers/losses.py",
-        "        lost |= self._lost_with_trunks(feedback.lost_requests, lost)\n",
+        "        lost |= self._lost_with_trunks(feedback.lost_requests)\n",
         "",
         TRUNKS,
     ),

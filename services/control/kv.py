@@ -20,7 +20,8 @@ class KVView:
     offloaded: tuple[int, ...] = ()  # layer groups in host memory, ascending
     num_buffers: int = 0  # staging; asleep: what it wakes up with; 0 iff nothing is offloaded
     num_blocks: tuple[int, ...] = ()  # of the pool; staging counts with the first groups it serves
-    num_host_blocks: tuple[int, ...] = ()  # leading full blocks whose host copy is complete
+    # Leading full blocks whose host copy is complete; (): it has no room there.
+    num_host_blocks: tuple[int, ...] = ()
 
 
 NOTHING = KVView()

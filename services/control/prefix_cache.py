@@ -2,9 +2,11 @@
 
 A *column* is one full block of a request in every layer group, on the host on every rank. Its key,
 in the executor vLLM's block hash, stands for its tokens, all those before them, and the salt. Until
-its copies are complete, a column is there for those only who share its blocks in the pool.
+its copies are complete, a column is there for those only who share its blocks in the pool: always,
+where the host has no room.
 Live requests use columns; a column that nobody uses stays until its room is wanted, the one that
-was used longest ago going first.
+was used longest ago going first. One that is not on the host stays while free blocks of the pool
+hold it.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -15,19 +17,27 @@ from typing import Any
 
 from services.control.counters import Counters
 
+NO_SLOT = -1  # stands for the slot of a block that has no room on the host
+
 
 @dataclass(slots=True, eq=False)
 class Column:
-    """One block position of a request on the host."""
+    """One block position of a request, on the host or in the pool only."""
 
     key: Hashable
-    slots: tuple[int, ...]  # one per layer group
+    slots: tuple[int, ...]  # one per layer group; none: without room on the host
     uid: int  # of its KV, see `RequestKV.uid`
     num_users: int = 1  # live requests whose KV this is
     # Who has it in the pool, or on its way there: a request or a trunk; None: nobody, or one whose
     # steps compute it.
     holder: Any = None
     is_complete: bool = True  # on the host
+    is_left: bool = False  # in the pool, in free blocks that still hold it in every layer group
+    author: str = ""  # the request whose steps computed it; unset where that does not matter
+
+    def slot(self, group: int) -> int:
+        """Return a layer group's slot, or what stands for none."""
+        return self.slots[group] if self.slots else NO_SLOT
 
 
 @dataclass(slots=True, eq=False)
@@ -83,11 +93,14 @@ class PrefixCache:
         return found.columns
 
     def publish(self, column: Column) -> None:
-        """Let a column be found, unless its hash has one already."""
-        if column.key not in self._columns:
+        """Let a column be found, unless its hash has one that is used, or on the host."""
+        known = self._columns.get(column.key)
+        if known is None or not (known.num_users or known.is_complete):
             self._columns[column.key] = column
             self._counters.num_published_columns += 1
             self.generation += 1
+            if known is not None:
+                self._lost_some()
 
     def share(self, columns: Sequence[Column]) -> None:
         """Count one more user of each."""
@@ -113,20 +126,27 @@ class PrefixCache:
                 self.num_idle_slots += len(column.slots)
                 continue
             slots.extend(column.slots)
-            if known is column:
+            if known is column and column.is_left:
+                column.slots = ()
+            elif known is column:
                 del self._columns[column.key]
                 self._lost_some()
-            elif known is not None and not known.num_users:
+            elif known is not None and not known.num_users and known.is_complete:
                 self._idle.move_to_end(column.key)  # its twin was used until now
         return slots
 
     def evict(self, num_slots: int) -> list[int]:
-        """Forget idle columns with at least so many slots together, or all; return their slots."""
+        """Take the slots of idle columns, at least so many together, or all; return them.
+
+        A column that free blocks of the pool still hold is found there from then on.
+        """
         slots: list[int] = []
         while self._idle and len(slots) < num_slots:
             key, column = self._idle.popitem(last=False)
-            del self._columns[key]
             slots.extend(column.slots)
+            column.slots, column.is_complete = (), False
+            if not column.is_left:
+                del self._columns[key]
             self._counters.num_evicted_columns += 1
         self.num_idle_slots -= len(slots)
         if slots:
@@ -144,6 +164,13 @@ class PrefixCache:
         self._lost_some()
         return slots
 
+    def lose(self, column: Column) -> None:
+        """Take in that free blocks do not hold a column any more."""
+        is_elsewhere = column.num_users or column.is_complete
+        if not is_elsewhere and self._columns.get(column.key) is column:
+            del self._columns[column.key]
+            self._lost_some()
+
     def _lost_some(self) -> None:
         self.generation += 1
         self._last_loss = self.generation
@@ -155,7 +182,10 @@ class PrefixCache:
         for column in everything:
             assert column.num_users == num_users[column], "a column has other users than counted"
         idle = [column for column in everything if not column.num_users]
-        assert set(idle) == set(self._idle.values()), "an unused column is lost, or used"
+        on_host = {column for column in idle if column.is_complete}
+        assert on_host == set(self._idle.values()), "an unused column is lost, or used"
+        in_pool = [column for column in idle if not column.is_complete]
+        assert all(one.is_left and not one.slots for one in in_pool), "a column is nowhere"
         slots = [slot for column in everything for slot in column.slots]
         assert self.num_idle_slots == sum(len(column.slots) for column in idle)
         return slots

@@ -185,6 +185,17 @@ class CountedMoves:
         kv.num_tokens = kv.first * self._geometry.block_size
         kv.num_copied_blocks = kv.num_sent_blocks = kv.first
 
+    def num_to_fit(self, kv: KVState) -> int:
+        return 0  # what is not on the host is shared with live requests only
+
+    def stay(self, kv: KVState, num_left: int) -> bool:
+        if not kv.trunks:
+            return False
+        self.keep_shared(kv)
+        kv.mirrored = False
+        self.begin_load(kv, kv.offloaded, num_buffers=kv.wanted_buffers)
+        return True
+
     def begin_load(self, kv: KVState, groups: Sequence[int], *, num_buffers: int) -> None:
         kv.wanted_buffers = num_buffers
         kv.lacking = list(groups)

@@ -18,6 +18,7 @@ from lab.engine.conversations import BRANCH, SALTED, STEPS_PER_TURN, TWIN, conve
 from lab.engine.step_runner import Arrival, Hook, Outcome, StepRunner, first_difference, make_prompt
 from lab.engine.workloads import churn, fixed, random_way, together
 from services.control.measures.rates import MAX_MIRRORED_BLOCKS
+from services.control.prefix_cache import Column
 from services.executor.blocks.host_pool import SlotPromise
 from services.executor.blocks.pool_blocks import Position
 from services.placement.run.resume import ResumeWay
@@ -296,7 +297,7 @@ def let_reused_blocks_be_found(runner: StepRunner, monkeypatch: pytest.MonkeyPat
     blocks = runner.scheduler.block_owner.blocks
     leave, num_ended = blocks.leave, 0
 
-    def leave_once(positions: Iterable[tuple[int, Position]]) -> None:
+    def leave_once(positions: Iterable[tuple[Column, Position]]) -> None:
         nonlocal num_ended
         num_ended += 1
         if num_ended == 1:

@@ -7,7 +7,8 @@ imports them.
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from tests.exact.reference import reference
 
 MIN_SHARED_BLOCKS = 1_000  # of one layer, that a request has only because another one has
 MIN_TRUNK_MOVES = 25  # of each layer group, that trunks left the pool, and came back
-MIN_SPLITS = 10
+MIN_SPLITS = {"all": 10}  # by where the holder was, see `Sharing.watching`
 MIN_EARLY = 20  # trunks over steps, used before they were on the host
 MAX_ROUNDS = 40
 
@@ -55,6 +56,24 @@ class Sharing:
         self._joined: set[tuple[str, str]] = set()
         self._outlived: set[str] = set()
         self._runner = runner
+        self.num_splits: Counter[str] = Counter()  # by where the holder was, if it is `watching`
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Count splits of holders with layers on the host, and of those that are on their way."""
+        splits = self._runner.scheduler.block_owner.trunks.splits
+        split = splits.split
+
+        def counted(holder: Holder, end: int) -> Trunk:
+            self.num_splits["all"] += 1
+            self.num_splits["offloaded"] += bool(holder.offloaded)
+            loading = (group.restore and group.restore.under_way for group in holder.groups)
+            self.num_splits["loading"] += any(loading)
+            return split(holder, end)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(splits, "split", counted)
+            yield
 
     def __call__(self, scheduler: Any, step: int) -> None:
         trunks = scheduler.block_owner.trunks.all
@@ -102,35 +121,40 @@ def share_in_all_ways(
     expected: Outcome,
     monkeypatch: pytest.MonkeyPatch,
     *,
-    min_splits: int = MIN_SPLITS,
+    min_splits: Mapping[str, int] = MIN_SPLITS,
+    min_outlived: int = 0,
 ) -> None:
     """Assert that agents share prefixes while trunks and own parts move, and come back anyhow.
 
-    In every second round all is copied late.
+    In every second round all is copied late. `min_outlived`: trunks, by their first user.
     """
-    resumes, counters = runner.scheduler.control.resumes, runner.scheduler.block_owner.counters
+    resumes = runner.scheduler.control.resumes
     write_through = runner.scheduler.transfers.write_through
-    sharing, num_splits = Sharing(runner), counters.num_trunk_splits
+    sharing = Sharing(runner)
     num_moves = MIN_TRUNK_MOVES * runner.scheduler.block_owner.geometry.num_groups
     for seed in range(MAX_ROUNDS):
         monkeypatch.setattr(resumes, "choose_way", random_way(seed))
         monkeypatch.setattr(write_through, "_budget", lambda _, most=(1_000, 1)[seed % 2]: most)
         moves = together(churn(seed, share=0.1), churn_of_trunks(seed, share=0.3), sharing)
 
-        outcome = runner.run(agents(), hook=moves)
+        with sharing.watching():
+            outcome = runner.run(agents(), hook=moves)
 
         assert_same_tokens(runner, expected, outcome)
+        splits = {where: sharing.num_splits[where] for where in min_splits}
         if (
             sharing.num_blocks >= MIN_SHARED_BLOCKS
             and min(sharing.num_left, sharing.num_back) >= num_moves
-            and counters.num_trunk_splits - num_splits >= min_splits
+            and all(splits[where] >= least for where, least in min_splits.items())
+            and sharing.num_outlived >= min_outlived
             and sharing.num_early >= MIN_EARLY
             and sharing.most_tokens >= len(LARGE) // 32 * 32
         ):
             break
     assert sharing.num_blocks >= MIN_SHARED_BLOCKS
     assert min(sharing.num_left, sharing.num_back) >= num_moves
-    assert counters.num_trunk_splits - num_splits >= min_splits
+    assert all(splits[where] >= least for where, least in min_splits.items()), splits
+    assert sharing.num_outlived >= min_outlived
     assert sharing.num_early >= MIN_EARLY
     assert sharing.most_tokens >= len(LARGE) // 32 * 32
     assert set(TWINS) <= sharing.names

@@ -75,6 +75,11 @@ from tests.exact.cases import (
 from tests.exact.draw import draw
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pool_is_whole
 from tests.exact.reference import RECIPES, answers_to, reference
+from tests.exact.shared_in_pool import (  # noqa: F401 - as above
+    test_a_burst_shares_its_prefix_whatever_room_the_host_has,
+    test_what_is_wrong_without_a_host_is_noticed,
+    test_without_a_host_one_after_the_other_begins_with_what_the_pool_still_has,
+)
 from tests.exact.shared_prefixes import (  # noqa: F401 - as above
     expected_agents,
     shared_at_once,

@@ -76,6 +76,19 @@ class ReturnMoves(Moves[KVT], Protocol[KVT]):
     def keep_shared(self, kv: KVT) -> None:
         """Give up a request's copies behind what it shares: that is computed again."""
 
+    def num_to_fit(self, kv: KVT) -> int:
+        """Return how many blocks a parked request takes that finds much in the pool only.
+
+        0 if it does not.
+        """
+
+    def stay(self, kv: KVT, num_left: int) -> bool:
+        """Let a request have what it can share, and no room on the host for what it computes.
+
+        At most `num_left` blocks are taken. False, and nothing changed, if there is nothing to
+        share.
+        """
+
     def begin_load(self, kv: KVT, groups: Sequence[int], *, num_buffers: int) -> None:
         """Let groups come back as blocks come free; the request asks for so many buffers."""
 

@@ -93,10 +93,14 @@ class Resumes(Generic[KVT]):
             record.way = None  # its copies went to others
         if kv is None or not kv.asleep:
             return
+        num_left = self._moves.num_free - num_kept_free
         if way is None or (way is ResumeWay.LOAD and kv.is_parked):  # it was put back
+            if self._moves.num_to_fit(kv) > num_left:
+                self.is_short_of_blocks = True
+                return
             self._moves.share(kv)
             way, placement = choose(kv)
-            record.way = way = self._begin(kv, way, placement, num_slots)
+            record.way = way = self._begin(kv, way, placement, num_slots, num_left)
             if way is not ResumeWay.RECOMPUTE and not record.is_prepared:
                 record.enter(State.LOADING)
         if way is ResumeWay.RECOMPUTE:
@@ -113,23 +117,24 @@ class Resumes(Generic[KVT]):
                 self.is_short_of_blocks = True
 
     def _begin(
-        self, kv: KVT, way: ResumeWay, placement: LayerPlacement, num_slots: int
+        self, kv: KVT, way: ResumeWay, placement: LayerPlacement, num_slots: int, num_left: int
     ) -> ResumeWay:
-        """Return the way taken: without room on the host to grow into, all is recomputed.
+        """Return the way taken: without room on the host to grow into, what it has is recomputed.
 
         What is shared in the pool is neither loaded nor recomputed.
         """
         if way is ResumeWay.RECOMPUTE and kv.num_shared:
             self._moves.keep_shared(kv)
             way = ResumeWay.LOAD
-        if way is ResumeWay.RECOMPUTE or not self._moves.reserve(kv, num_slots):
-            way = ResumeWay.RECOMPUTE
-            self._moves.drop(kv)
-        else:
+        if way is not ResumeWay.RECOMPUTE and self._moves.reserve(kv, num_slots):
             loaded = way is ResumeWay.LOAD
             groups = [g for g in kv.offloaded if loaded and g not in placement.offloaded]
             self._moves.begin_load(kv, groups, num_buffers=placement.num_staging)
-        return way
+            return way
+        if way is not ResumeWay.RECOMPUTE and self._moves.stay(kv, num_left):
+            return ResumeWay.LOAD
+        self._moves.drop(kv)
+        return ResumeWay.RECOMPUTE
 
     def begin_anew(self, record: RequestRecord[KVT]) -> None:
         """Take from a request in the queue what it has: it may begin with more."""

@@ -68,14 +68,14 @@ class BlockOwner:
         self.kvs: dict[RequestKV, None] = {}  # that there are, in the order of admission
         self.counters = host.counters
         self._last_generation = 0
-        self.blocks = PoolBlocks(pool, orders, poison_freed=poison_freed)
+        self.blocks = PoolBlocks(pool, orders, host.cache.lose, poison_freed=poison_freed)
         self.quarantine = Quarantine(self.blocks, host)
         self.staging = StagingBuffers(self.blocks, orders)
         self.restores = Restores(self.blocks, orders, self.staging, self.counters)
         self.growth = Growth(self.blocks, host, self.staging, block_size=geometry.block_size)
         self.uncached = UncachedPrefixes(self.blocks, orders, self.staging)
         self.seals = Seals(self.blocks, orders, self.staging, self.counters)
-        self.trunks = Trunks(self.restores, self.seals, host, block_size=geometry.block_size)
+        self.trunks = Trunks(self.restores, self.seals, host, geometry)
         self.publishing = Publishing(host, self.growth, self.trunks)
 
     def holders(self) -> Iterator[Holder]:
@@ -148,14 +148,17 @@ class BlockOwner:
     def discard(self, kv: RequestKV) -> None:
         self.host.withdraw(kv.promise)
 
-    def pop(self, kv: RequestKV, *, num_kept: int = 0) -> list[KVCacheBlock]:
+    def pop(self, kv: RequestKV) -> list[KVCacheBlock]:
         """Forget a request's KV and return its blocks; the caller gives them to the pool.
 
-        The ranks remember where its first `num_kept` positions are on the host.
         Targets of a running restore are not among them: a rank may still write to them. Nor are the
         blocks that it leaves to whoever begins with its columns.
         """
         self._leave(kv)
+        return self._end(kv)
+
+    def _end(self, kv: RequestKV, *, num_kept: int = 0) -> list[KVCacheBlock]:
+        """The ranks remember where its first `num_kept` positions are on the host."""
         kv.record.kv = None
         kv.record.put_back()
         del self.kvs[kv]
@@ -171,12 +174,13 @@ class BlockOwner:
     def _leave(self, kv: RequestKV) -> None:
         """Let others find the KV of its columns in the blocks where it is.
 
-        What each step computes anew is in none, and what the next one would have kept not yet.
+        What each step computes anew is in none, and what the next one would have kept not yet. Nor
+        is what was lost.
         """
         give_up(kv)
         self.publishing.end(kv)
         first = max(kv.num_recomputed, kv.first)
-        leave_found(self.blocks, kv, range(first, num_complete(kv.columns) if kv.keys else 0))
+        leave_found(self.blocks, kv, range(first, len(kv.columns) if kv.keys else 0))
 
     def _give_back_slots(self, kv: RequestKV, *, but: int = 0) -> None:
         """Give up a request's room on the host, `but` for its first columns."""
@@ -206,7 +210,7 @@ class BlockOwner:
         for group in old.groups:
             del group.host_slots[:num_kept]
         others_saved = bool(old.trunks)
-        blocks = self.pop(old, num_kept=num_kept)
+        blocks = self._end(old, num_kept=num_kept)
         self._put(parked)
         if others_saved:
             self.orders.begin_with(parked)

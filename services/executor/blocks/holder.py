@@ -43,7 +43,7 @@ class GroupKV:
     first: int = 0  # of its positions; those before it are not its own
     offloaded: bool = False
     own: dict[int, KVCacheBlock] = field(default_factory=dict)  # of an offloaded group, by position
-    host_slots: list[int] = field(default_factory=list)  # by position
+    host_slots: list[int] = field(default_factory=list)  # by position; see `Column.slot`
     num_saves_sent: int = 0  # leading blocks whose copy to the host was ordered
     num_host_blocks: int = 0  # leading blocks whose host copy is complete on every rank
     restore: Restore | None = None
@@ -122,6 +122,11 @@ class Holder(ABC):
     @abstractmethod
     def num_shared(self) -> int:
         """Return how many leading positions trunks have."""
+
+    @property
+    @abstractmethod
+    def is_copied(self) -> bool:
+        """Whether its full blocks have room on the host, and go there in time."""
 
     @property
     def first(self) -> int:
@@ -232,7 +237,7 @@ class Holder(ABC):
             offloaded=tuple(offloaded),
             num_buffers=len(self.staging) or min(1, len(offloaded)),
             num_blocks=tuple(num_blocks),
-            num_host_blocks=tuple(group.num_host_blocks for group in self.groups),
+            num_host_blocks=tuple(g.num_host_blocks for g in self.groups) if self.is_copied else (),
         )
 
     def num_blocks_in_transit(self) -> int:
@@ -271,8 +276,9 @@ class Holder(ABC):
         for group in self.groups:
             self._check_group(group)
         for position, column in enumerate(self.columns):
-            slots = tuple(group.host_slots[position] for group in self.groups)
-            assert slots == column.slots, "a holder does not load from its columns"
+            slots = [group.host_slots[position] for group in self.groups]
+            its = [column.slot(index) for index in range(len(self.groups))]
+            assert slots == its, "a holder does not load from its columns"
 
     def _check_group(self, group: GroupKV) -> None:
         before = self.groups[0].row[: self.first]

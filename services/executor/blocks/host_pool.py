@@ -131,8 +131,9 @@ class HostPool:
         """
         columns = self.cache.find_again(found, keys, num_keys)
         num_left = self.num_unpromised
-        if not columns or len(columns) * len(columns[0].slots) <= num_left:
-            return columns  # there is room for all; a column has a slot per layer group
+        num_groups = len(columns[0].slots) if columns else 0
+        if not columns or 0 < len(columns) * num_groups <= num_left:
+            return columns  # there is room for all; a column has a slot per layer group, or none
         for number, column in enumerate(columns):
             num_left -= 0 if column.num_users else len(column.slots)
             if num_left < 0:

@@ -1,15 +1,16 @@
 """The pool's blocks, as they are taken and given back, and what is still in those that are free.
 
-What ends *leaves* the blocks that are complete on the host: they are free, and handed out after all
-others that are free by then. Until then whoever comes back with the same KV takes them as they are,
-instead of a copy. One request at a time: a block that is found is its finder's own.
+What ends *leaves* the blocks of its columns: they are free, and handed out after all others that
+are free by then. Until then whoever comes back with the same KV takes them as they are, instead of
+a copy. One request at a time: a block that is found is its finder's own.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from services.control.prefix_cache import Column
 from services.executor.blocks.step_orders import StepOrders
 
 Position = Sequence[KVCacheBlock | None]  # a block position's block in each layer group, if any
@@ -18,13 +19,26 @@ Position = Sequence[KVCacheBlock | None]  # a block position's block in each lay
 class PoolBlocks:
     """vLLM's block pool; with poisoning on, blocks that end become NaN, in tests."""
 
-    def __init__(self, pool: BlockPool, orders: StepOrders, *, poison_freed: bool) -> None:
-        self.pool = pool
+    def __init__(
+        self,
+        pool: BlockPool,
+        orders: StepOrders,
+        on_lost: Callable[[Column], None],
+        *,
+        poison_freed: bool,
+    ) -> None:
+        """`on_lost`: told of columns that free blocks held, and do not hold any more."""
+        self.pool, self._on_lost = pool, on_lost
         self._left: dict[int, Position] = {}  # by the KV's uid
+        self._columns: dict[int, Column] = {}  # of those that are left in every layer group
         self._num_left: dict[int, int] = {}  # of these, how many blocks nobody has had since
         self._uids: dict[int, int] = {}  # what is in a block that nobody has had since, by its id
         self._orders = orders
         self._poison_freed = poison_freed
+
+    @property
+    def num_usable(self) -> int:
+        return int(self.pool.num_gpu_blocks) - 1  # vLLM keeps one as the null block
 
     @property
     def num_free(self) -> int:
@@ -65,25 +79,31 @@ class PoolBlocks:
         """Return how many free blocks hold KV that may be found."""
         return len(self._uids)
 
-    def leave(self, positions: Iterable[tuple[int, Position]]) -> None:
-        """End the life of positions' blocks, whose KV may be found until others take them.
+    def leave(self, positions: Iterable[tuple[Column, Position]]) -> None:
+        """End the life of columns' blocks, whose KV may be found until others take them.
 
-        Each comes with its KV's uid; the first are taken first. Steps in flight may still read
-        them, and no step or copy writes them any more. What is in quarantine is nobody's to find.
+        The first are taken first. Steps in flight may still read and fill them; those that come
+        follow them, and no copy writes them. What is in quarantine is nobody's to find, nor is part
+        of a column that is nowhere else.
         """
         ended: list[KVCacheBlock] = []
-        quarantined: list[KVCacheBlock] = []
-        for uid, blocks in positions:
+        no_use: list[KVCacheBlock] = []
+        for column, blocks in positions:
+            uid = column.uid
             held = [block for block in blocks if block is not None]
             left = [block for block in held if block.ref_cnt == 1]
-            if len(left) < len(held):
-                quarantined.extend(block for block in held if block.ref_cnt > 1)
+            if not column.is_complete and len(left) < len(blocks):
+                left = []
+            kept = {block.block_id for block in left}
+            no_use.extend(block for block in held if block.block_id not in kept)
             if left:
                 self._forget(uid)  # another's, of the same KV
                 self._left[uid], self._num_left[uid] = blocks, len(left)
+                if len(left) == len(blocks):
+                    self._columns[uid], column.is_left = column, True
                 self._uids.update((block.block_id, uid) for block in left)
                 ended.extend(left)
-        self.release(quarantined)
+        self.release(no_use)
         self.pool.unpin_blocks(ended, self._on_reuse)
 
     def find(self, uids: Sequence[int], group: int) -> list[KVCacheBlock | None]:
@@ -98,6 +118,12 @@ class PoolBlocks:
             else:
                 found.append(None)
         self.pool.touch([block for block in found if block is not None])
+        return found
+
+    def find_all(self, uids: Sequence[int], group: int) -> list[KVCacheBlock]:
+        """Take a layer group's blocks of columns that are left."""
+        found = [block for block in self.find(uids, group) if block is not None]
+        assert len(found) == len(uids), "a column is not left"
         return found
 
     def num_to_find(self, uids: Iterable[int], groups: Collection[int]) -> int:
@@ -135,6 +161,9 @@ class PoolBlocks:
 
     def _lose(self, block_id: int) -> None:
         uid = self._uids.pop(block_id)
+        if (column := self._columns.pop(uid, None)) is not None:
+            column.is_left = False
+            self._on_lost(column)
         self._num_left[uid] -= 1
         if not self._num_left[uid]:
             del self._left[uid], self._num_left[uid]
@@ -151,3 +180,6 @@ class PoolBlocks:
         assert sum(self._num_left.values()) == self.num_left
         assert self._num_left.keys() == self._left.keys() == set(self._uids.values())
         assert all(block.ref_cnt == 0 for block in left), "a block that was left is not free"
+        whole = {uid for uid, blocks in self._left.items() if self._num_left[uid] == len(blocks)}
+        assert whole == self._columns.keys()
+        assert all(column.is_left for column in self._columns.values())

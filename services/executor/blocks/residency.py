@@ -45,6 +45,10 @@ class RequestKV(Holder):
         return self.trunks[-1].end if self.trunks else 0
 
     @property
+    def is_copied(self) -> bool:
+        return self.mirrored
+
+    @property
     def num_host_blocks(self) -> int:
         for trunk in self.trunks:
             if not trunk.mirrored:
@@ -108,9 +112,9 @@ class RequestKV(Holder):
     @property
     def num_slots_of_its_own(self) -> int:
         """Return how many host slots nobody else uses."""
-        num_alone = sum(column.num_users == 1 for column in self.columns)
+        alone = (len(column.slots) for column in self.columns if column.num_users == 1)
         behind = (len(group.host_slots) - len(self.columns) for group in self.groups)
-        return sum(behind) + num_alone * len(self.groups)
+        return sum(behind) + sum(alone)
 
     @property
     def is_parked(self) -> bool:
@@ -141,13 +145,13 @@ class RequestKV(Holder):
 class Trunk(Holder):
     """A stretch of positions that its users begin with, behind their trunks before it.
 
-    It has a place on the host, in columns that its users have, too, and nothing of it is written
-    any more. Until its copies are complete it is not `mirrored`: it stays in the pool. It takes
-    part in each step that one of its users is in.
+    Nothing of it is written any more. It has a place on the host, in columns that its users have,
+    too, if there was room. Until its copies are complete it is not `mirrored`: it stays in the
+    pool; without room on the host, as long as it has users. It takes part in each step that one of
+    its users is in.
     """
 
     name: str
-    author: str  # the request that it was cut from
     users: dict[RequestKV, None]  # which have a place in the pool, or are on their way there
     floor: LayerPlacement | None = None  # what leaves in any case; None: all may be in the pool
     is_found: bool = True  # what it leaves in the pool when it ends
@@ -165,6 +169,10 @@ class Trunk(Holder):
     @property
     def num_shared(self) -> int:
         return self.first
+
+    @property
+    def is_copied(self) -> bool:
+        return bool(self.columns[-1].slots)
 
     @property
     def trunks(self) -> tuple[()]:

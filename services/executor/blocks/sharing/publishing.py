@@ -5,7 +5,7 @@ from collections.abc import Hashable, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash
 
-from services.control.prefix_cache import Column
+from services.control.prefix_cache import NO_SLOT, Column
 from services.control.requests.life import State
 from services.control.shared_prefixes import Stretch
 from services.executor.blocks.growth import Growth
@@ -26,16 +26,21 @@ class Publishing:
     def filled(self, kv: RequestKV) -> None:
         """Let others share the full blocks of a request with all layers in the pool.
 
-        The steps sent so far fill them. They get their slots on the host, if there are as many.
+        The steps sent so far fill them. They get their slots on the host, if the request has room
+        there; one that has used up its room waits for more.
         """
         end = min(kv.num_full_blocks, len(kv.keys))
         if kv.offloaded or not self._trunks.is_on or end <= len(kv.columns):
             return
         num_missing = sum(max(0, end - len(group.host_slots)) for group in kv.groups)
-        if self._host.can_take(kv.promise, num_missing):
-            for group in kv.groups:
+        if kv.mirrored and not self._host.can_take(kv.promise, num_missing):
+            return
+        for group in kv.groups:
+            if kv.mirrored:
                 self._growth.take_slots(kv, group, end)
-            self._publish(kv, end)
+            else:
+                group.host_slots.extend([NO_SLOT] * (end - len(group.host_slots)))
+        self._publish(kv, end)
 
     def copied(self, holder: Holder) -> None:
         """Let others begin with what is on the host of a live holder."""
@@ -53,9 +58,10 @@ class Publishing:
         for position in range(len(kv.columns), end):
             column = Column(
                 kv.keys[position],
-                tuple(group.host_slots[position] for group in kv.groups),
+                tuple(g.host_slots[position] for g in kv.groups) if kv.mirrored else (),
                 kv.uid(position),
                 is_complete=False,
+                author=kv.request_id,
             )
             self._host.cache.publish(column)
             kv.columns.append(column)
@@ -87,7 +93,7 @@ class Publishing:
         """
         at = first + self._trunks.num_least - 1
         kv = self._coming.get(keys[at]) if at < end and self._trunks.is_on else None
-        if kv is None or kv.num_full_blocks > at or kv.offloaded or not kv.mirrored:
+        if kv is None or kv.num_full_blocks > at or kv.offloaded:
             return None
         # One that is admitted in this very step still waits.
         if kv.record.is_held or kv.record.state not in (State.RUNNING, State.WAITING):

@@ -24,14 +24,17 @@ class Splits:
         self._staging = restores.staging
         self._last_number = 0
 
+    def new_name(self) -> str:
+        """Return a name for a trunk: no request is called that."""
+        self._last_number += 1
+        return f"\0trunk-{self._last_number}"
+
     def split(self, holder: Holder, end: int) -> Trunk:
         """Make what a holder has before `end` a trunk of its users'."""
         was_coming = self._stop_restores(holder, end)
         is_on_host = holder.num_copied_blocks >= end
-        self._last_number += 1
         trunk = Trunk(
-            name=f"\0trunk-{self._last_number}",
-            author=holder.author if isinstance(holder, Trunk) else holder.request_id,
+            name=self.new_name(),
             groups=[self._cut(group, end) for group in holder.groups],
             mirrored=is_on_host,
             block_size=holder.block_size,

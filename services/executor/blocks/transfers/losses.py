@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import structlog
 
+from services.control.trunks import own_columns
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.failures import note_failed_saves
 from services.executor.blocks.holder import Holder
@@ -41,7 +42,7 @@ class Losses:
             if request_id in self._owner.records
             and not self._has_begun_anew(request_id, feedback.step)
         }
-        lost |= self._lost_with_trunks(feedback.lost_requests, lost)
+        lost |= self._lost_with_trunks(feedback.lost_requests)
         for restore_id, cause in feedback.failed_restores.items():
             lost |= self._end_restore(restore_id, cause)
         lost |= self._retract_saves(feedback)
@@ -52,27 +53,23 @@ class Losses:
             for kv in self._owner.kvs:
                 if kv.request_id not in lost and uses(kv, new_blocks, new_slots):
                     lost[kv.request_id] = FailureCause.HUNG
+        if feedback.lost_requests or lost:  # what is in the pool only may be of their steps
+            self._owner.host.forget(lambda column: column.is_left and not column.is_complete)
         return lost | self._distrust(lost)
 
-    def _lost_with_trunks(
-        self, reported: Mapping[str, FailureCause], lost: Mapping[str, FailureCause]
-    ) -> dict[str, FailureCause]:
+    def _lost_with_trunks(self, reported: Mapping[str, FailureCause]) -> dict[str, FailureCause]:
         """Return who begins with a trunk that is lost, since whenever: nothing loads it now.
 
         Or with one that has steps in it of a request that is lost: before it is on the host. Its
-        author may have ended since.
+        authors may have ended since, or begun anew.
         """
-        causes = {
-            name: cause
-            for name, cause in reported.items()
-            if name in lost or name not in self._owner.records
-        }
-        return {
-            user.request_id: causes[trunk.author if trunk.author in causes else trunk.name]
-            for trunk in (self._owner.trunks.all if causes else ())
-            if trunk.name in causes or (trunk.author in causes and not trunk.mirrored)
-            for user in trunk.users
-        }
+        lost: dict[str, FailureCause] = {}
+        for trunk in self._owner.trunks.all if reported else ():
+            authors = () if trunk.mirrored else {one.author for one in own_columns(trunk)}
+            for name in (trunk.name, *authors):
+                if name in reported:
+                    lost |= dict.fromkeys((u.request_id for u in trunk.users), reported[name])
+        return lost
 
     def _distrust(self, lost: Mapping[str, FailureCause]) -> dict[str, FailureCause]:
         """Return who else loses its KV because it shares host copies that are corrupt.

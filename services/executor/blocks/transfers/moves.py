@@ -87,6 +87,21 @@ class BlockMoves:
     def keep_shared(self, kv: RequestKV) -> None:
         self._owner.keep(kv, kv.num_shared)
 
+    def num_to_fit(self, kv: RequestKV) -> int:
+        return self._owner.trunks.num_to_fit(kv)
+
+    def stay(self, kv: RequestKV, num_left: int) -> bool:
+        if (len(kv.keys) + 1 - kv.num_shared) * len(kv.groups) <= num_left:
+            self._owner.trunks.revive(kv)
+        if not kv.trunks:
+            return False
+        self.keep_shared(kv)
+        kv.mirrored = False
+        for index, group in enumerate(kv.groups):
+            group.restore_from_step = 0  # there is nothing to load
+            self._owner.restores.begin_in_parts(kv, index)
+        return True
+
     def begin_load(self, kv: RequestKV, groups: Sequence[int], *, num_buffers: int) -> None:
         kv.wanted_staging = num_buffers
         hold(kv)
@@ -122,6 +137,9 @@ class BlockMoves:
         return is_awake
 
     def put_back(self, kv: RequestKV) -> None:
+        if not kv.mirrored:  # it has nothing of its own
+            self._owner.forget(kv)
+            return
         give_up(kv)
         self._owner.publishing.end(kv)
         self._owner.staging.drop(kv)

@@ -97,8 +97,9 @@ class Transfers:
             kv.num_tokens = num_tokens
             if kv.first_step == 0:
                 kv.first_step = step
-            if kv.mirrored and num_tokens // owner.geometry.block_size > num_full_before:
-                self.write_through.note(kv)
+            if num_tokens // owner.geometry.block_size > num_full_before:
+                if kv.mirrored:
+                    self.write_through.note(kv)
                 owner.publishing.filled(kv)
             loading.update((one.request_id, None) for one in (*kv.trunks, kv) if one.staging)
         return owner.orders.take(loading=list(loading), saves=self.write_through.plan(step))

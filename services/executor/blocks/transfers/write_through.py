@@ -84,7 +84,7 @@ class WriteThrough:
 
     def split(self, holder: Holder, trunk: Trunk) -> None:
         """Let a trunk that was cut from a holder have its part of what is under way and lags."""
-        if trunk.mirrored:
+        if trunk.mirrored or not trunk.is_copied:
             return
         self.note(trunk)
         copies, self._under_way = self._under_way, deque()
@@ -210,7 +210,7 @@ class WriteThrough:
         return sum(
             max(0, holder.num_full_blocks - group.num_host_blocks)
             for holder in self._owner.holders()
-            if holder.mirrored or isinstance(holder, Trunk)
+            if holder.is_copied
             for group in holder.groups
         )
 

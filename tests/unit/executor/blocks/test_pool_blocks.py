@@ -4,6 +4,7 @@ import pytest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from services.control.prefix_cache import Column
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.quarantine import Quarantine
@@ -20,10 +21,16 @@ class Rig:
     def __init__(self) -> None:
         self.orders = StepOrders()
         self.pool = BlockPool(NUM_BLOCKS + 1, False, 16)
-        self.blocks = PoolBlocks(self.pool, self.orders, poison_freed=True)
+        self.lost: list[int] = []  # columns that no free blocks hold any more, by uid
+        self.blocks = PoolBlocks(
+            self.pool,
+            self.orders,
+            lambda column: self.lost.append(column.uid),
+            poison_freed=True,
+        )
 
     def leave(self, uid: int, *blocks: KVCacheBlock | None) -> None:
-        self.blocks.leave([(uid, blocks)])
+        self.blocks.leave([(Column(uid, (), uid), blocks)])
         self.blocks.check_integrity()
 
     def found(self, uid: int, group: int) -> KVCacheBlock | None:

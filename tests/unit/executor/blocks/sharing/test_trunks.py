@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from services.control.prefix_cache import num_complete
 from services.control.requests.life import State
 from services.control.room.resumes import num_host_tokens
 from services.control.shared_prefixes import Stretch
+from services.executor.blocks.holder import Holder
 from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.sharing.trunks import Trunks
 from services.executor.blocks.transfers.losses import Losses
@@ -42,20 +44,32 @@ class Seen:
     num_moves: Counter[str] = field(default_factory=Counter)
     num_depths: Counter[int] = field(default_factory=Counter)  # trunks of a request
     num_early: int = 0  # trunks that were not on the host yet, over steps
+    num_splits: Counter[str] = field(default_factory=Counter)  # by what the holder was in
+    outlived: set[Trunk] = field(default_factory=set)  # were used when their first user had left
+    first_users: dict[Trunk, RequestKV] = field(default_factory=dict)
 
 
 class Agents(Conversations):
     """Conversations whose trunks are moved about, too."""
 
+    share_moved = 0.2  # of holders, per step
+
     def __init__(self, sim: Simulation, seen: Seen) -> None:
         super().__init__(sim)
         self.trunks, self.seen = sharing(sim), seen
+        self.split, self.trunks.splits.split = self.trunks.splits.split, self.on_split
+
+    def on_split(self, holder: Holder, end: int) -> Trunk:
+        is_loading = any(group.restore and group.restore.under_way for group in holder.groups)
+        self.seen.num_splits["offloaded"] += bool(holder.offloaded)
+        self.seen.num_splits["loading"] += is_loading
+        return self.split(holder, end)
 
     def step(self) -> None:
         rng, sim = self.sim.rng, self.sim
         sim.max_mirrored = rng.choice((0, 0, 0, 0, 0, 2, 1_000))  # of what resident groups have
         for holder in list(sim.owner.holders()):
-            if holder.mirrored and not holder.asleep and rng.random() < 0.2:
+            if holder.mirrored and not holder.asleep and rng.random() < self.share_moved:
                 if isinstance(holder, Trunk):
                     self.count_move(holder)
                 sim.place(holder, self.placement())
@@ -67,6 +81,10 @@ class Agents(Conversations):
         self.seen.num_users.update(len(trunk.users) for trunk in self.trunks.all)
         self.seen.num_depths.update(len(kv.trunks) for kv in sim.owner.kvs)
         self.seen.num_early += sum(not trunk.mirrored for trunk in self.trunks.all)
+        for trunk in self.trunks.all:
+            first = self.seen.first_users.setdefault(trunk, next(iter(trunk.users)))
+            if first not in trunk.users:
+                self.seen.outlived.add(trunk)
 
     def placement(self) -> LayerPlacement:
         return ALL_RESIDENT if self.sim.rng.random() < 0.7 else super().placement()
@@ -107,7 +125,29 @@ def test_whoever_shares_blocks_reads_its_own_tokens(
     assert seen.num_users[2] > 50
     assert seen.num_depths[2] > 0
     assert seen.num_moves["offloaded"] > 10
-    assert seen.num_early > 3
+    assert seen.num_early > 1
+
+
+class Movers(Agents):
+    """Agents of which nearly everything is on its way, one way or the other."""
+
+    share_moved = 0.8
+
+
+def test_holders_are_split_wherever_they_are_and_trunks_outlive_their_first_users() -> None:
+    seen = Seen()
+    for seed in range(6):
+        sim = Simulation(seed=seed, depth=2 + seed % 2, num_slots=300, num_blocks=110)
+        drill = Movers(sim, seen)
+        for _ in range(160):
+            drill.step()
+        drill.end_all()
+        sim.drain()
+        assert_all_is_given_back(sim)
+
+    assert seen.num_splits["offloaded"] >= 20
+    assert seen.num_splits["loading"] >= 20
+    assert len(seen.outlived) >= 20
 
 
 @pytest.mark.parametrize("depth", [0, 2])
@@ -384,7 +424,7 @@ def test_who_leaves_before_it_is_on_the_host_keeps_what_is() -> None:
     sim.end(first.request_id)
     assert not sim.owner.trunks.all
     sim.owner.check_integrity()
-    assert len(found_in(sim.owner.host, keys_of(PROMPT))) == num_kept
+    assert num_complete(found_in(sim.owner.host, keys_of(PROMPT))) == num_kept
 
 
 def test_copies_go_on_when_who_began_them_has_ended() -> None:
