@@ -500,6 +500,13 @@ MUTATIONS = (
         ("tests/unit/executor/scheduler/test_admitting.py",),
     ),
     Mutation(
+        "agents leave people no room",
+        "services/placement/run/evenflow.py",
+        "return self._promise.holds([*members, request, *people])",
+        "return self._promise.holds([*members, request])",
+        ("tests/unit/placement/run/test_evenflow.py",),
+    ),
+    Mutation(
         "readers make room for any number of prompts at a time",
         "services/placement/run/evenflow.py",
         "if len(prompts) > rules.most_prompts:",

@@ -267,7 +267,7 @@ class _Draft:
             ):
                 reason = Reason.FITS
                 comes = self._make_room(request, self._above(NO_SPARE))
-            elif self._takes_turns and self._promise.holds([*members, request]):
+            elif self._takes_turns and self._promises(request, members):
                 if len(prompts) > rules.most_prompts:
                     self._reasons[request] = Reason.PROMPTS
                     return
@@ -281,6 +281,18 @@ class _Draft:
                 return
             self._come(request, reason)
             members.append(request)
+
+    def _promises(self, request: RunRequest, members: Sequence[RunRequest]) -> bool:
+        """Return whether the pool sustains all members' reading and a newcomer's.
+
+        Who states no TTFT SLO leaves room for those who do, like the newest of them there: as many
+        as readers make room for at a time.
+        """
+        people = list[RunRequest]()
+        if request.slo_ttft_s is None:
+            stated = [one for one in members if one.slo_ttft_s is not None]
+            people = stated[-self._rules.most_prompts :]
+        return self._promise.holds([*members, request, *people])
 
     def _floor_s(self, prompts: Sequence[RunRequest]) -> float:
         """Return what a reader has in hand, beside its ways, who makes room for newcomers.

@@ -282,6 +282,33 @@ def test_who_makes_room_has_in_hand_what_the_link_needs_to_bring_all_back() -> N
     assert not Promise(slow).holds(members)
 
 
+@pytest.mark.parametrize(
+    ("states", "asks", "comes"),
+    [(2.0, None, False), (2.0, 2.0, True), (None, None, True)],
+    ids=["an agent beside people", "a person", "nobody states anything"],
+)
+def test_who_states_no_ttft_slo_leaves_room_for_those_who_do(
+    states: float | None, asks: float | None, comes: bool
+) -> None:
+    # Six of 60 blocks each read, half of their time; the pool of 400 promises six more at most.
+    batch = [
+        runs(f"r{n}", 230, rate_tps=18.0, slack_s=60.0, slo_ttft_s=states, age_s=20.0)
+        for n in range(6)
+    ]
+    out = [
+        parked(f"p{n}", 230, rate_tps=18.0, slack_s=60.0, slo_ttft_s=states, age_s=20.0)
+        for n in range(4)
+    ]
+
+    decision = decide(
+        make_snapshot(
+            *batch, *out, ask("new", 230, rate_tps=18.0, slo_ttft_s=asks), mean_answer_tokens=1.0
+        )
+    )
+
+    assert ("new" in decision.run) == comes
+
+
 @pytest.mark.parametrize(("slack_s", "comes"), [(20.0, True), (14.0, False)])
 def test_nobody_makes_room_with_less_in_hand_than_the_link_needs(
     slack_s: float, comes: bool
