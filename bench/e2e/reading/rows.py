@@ -25,7 +25,7 @@ MEAN_PROMPT_TOKENS = 600
 MEAN_ANSWER_TOKENS = 150
 LARGEST_PROMPT = 1_500
 LARGEST_ANSWER = 400
-ROOM = Device(pool_tokens=6_752, max_num_seqs=32)  # for ten requests, halfway through their answers
+ROOM = Device(pool_tokens=6_784, max_num_seqs=32)  # for ten requests, halfway through their answers
 NUM_REQUESTS = 60  # but of the burst
 CV = 1.7  # of the gaps between arrivals
 READING_FRAC = 0.2  # of a full pool's steps, that make a reader's tokens
