@@ -109,9 +109,11 @@ def _run(key: RunKey, place: Place, planner_address: str, folder: Path) -> Run:
         before, started = metric_sums(process), utc_now()
         requests = asyncio.run(replay(process.address, place.trace(key.row, key.seed))).requests
         sums = grown(before, metric_sums(process))
-    seconds = max(r.generated_s[-1] for r in requests if r.generated_s)
-    num_failed = sum(bool(r.failure) for r in requests)
-    print(f"{key.name}: {seconds:.0f} s, {num_failed} failures", flush=True)
+    whole = [r for r in requests if not r.failure]
+    if not whole:
+        raise RunError(f"all requests failed: {requests[0].failure}")
+    seconds = max(r.generated_s[-1] for r in whole)
+    print(f"{key.name}: {seconds:.0f} s, {len(requests) - len(whole)} failures", flush=True)
     return Run(
         key=key, requests=tuple(requests), sums=sums, started=started, load=os.getloadavg()[0]
     )
