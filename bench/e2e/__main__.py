@@ -16,7 +16,7 @@ from pathlib import Path
 from grpc import aio
 
 from bench.e2e.records import RunKey, RunRecord, load_all, save
-from bench.e2e.replay import Replayed, replay
+from bench.e2e.replay import Replayed, RunError, replay, warm
 from bench.e2e.report import write_report
 from bench.e2e.stack import executor, grown, metric_sums, planner, utc_now
 from bench.e2e.systems import (
@@ -35,15 +35,12 @@ from bench.e2e.trace import (
     stated_slos_s,
     warm_up,
     with_leavers,
+    with_slos,
 )
 
 NUM_BASE_TOKENS = 120  # output tokens from which the base SLO is measured
 LONGEST_RESIDENT_SHARE = 0.75  # of the pool, by the prompt from which the base SLO is measured
 MEAN_OUTPUT_TOKENS = 108  # of the synthetic trace
-
-
-class RunError(Exception):
-    """A run that says nothing about its system but that it failed."""
 
 
 def main() -> None:
@@ -118,7 +115,7 @@ def _base_slo_s(device: Device, planner_address: str, folder: Path) -> float:
         device, RESIDENT, planner_address=planner_address, log_path=folder / "executor.log"
     ) as process:
         _warm_up(process.address, slo_s=0)
-        (record,) = asyncio.run(replay(process.address, [alone], [0.0])).requests
+        (record,) = asyncio.run(replay(process.address, [alone])).requests
     if record.failure:
         raise SystemExit(f"the base SLO cannot be measured: {record.failure}")
     times = record.generated_s
@@ -141,8 +138,8 @@ def _run(
     ) as process:
         _warm_up(process.address, slo_s=slo_s)
         before, started = metric_sums(process), utc_now()
-        slos_s = stated_slos_s(key.readers, len(trace), slo_s)
-        result: Replayed = asyncio.run(replay(process.address, trace, slos_s))
+        stated = with_slos(trace, stated_slos_s(key.readers, len(trace), slo_s))
+        result: Replayed = asyncio.run(replay(process.address, stated))
         sums = grown(before, metric_sums(process))
     failures = [r for r in result.requests if r.failure]
     num_tokens = sum(len(r.generated_s) for r in result.requests)
@@ -159,11 +156,8 @@ def _run(
 
 
 def _warm_up(address: str, *, slo_s: float) -> None:
-    """Run the requests that are not measured: a new engine's first steps tell nothing."""
     trace = warm_up(NUM_WARM_UP_REQUESTS)
-    warm = asyncio.run(replay(address, trace, [slo_s] * len(trace)))
-    if failed := [r.failure for r in warm.requests if r.failure]:
-        raise RunError(f"{len(failed)} requests of the warm-up failed: {failed[0]}")
+    asyncio.run(warm(address, with_slos(trace, [slo_s] * len(trace))))
 
 
 def _options() -> argparse.Namespace:

@@ -1,12 +1,14 @@
 """What one run leaves behind: enough to compute every figure again."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from bench.e2e.systems import is_slo_blind
 from bench.e2e.trace import stated_slos_s
+from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +22,8 @@ class RequestRecord:
     failure: str = ""  # why it ended otherwise than at its length, or when its reader left
     num_output_tokens: int = 0  # that were asked for; 0: as many as came
     leaves_after: int | None = None  # tokens of which its reader goes; None: it stays
+    token_ids: tuple[int, ...] = ()
+    level: ServiceLevel = NO_SERVICE_LEVEL  # what it stated
 
     @property
     def read_s(self) -> tuple[float, ...]:
@@ -88,14 +92,22 @@ def save(run: RunRecord, path: Path) -> None:
 
 def load(path: Path) -> RunRecord:
     data = json.loads(path.read_text())
-    requests = [r | {"generated_s": tuple(r["generated_s"])} for r in data["requests"]]
     return RunRecord(
         **data
         | {
             "key": RunKey(**data["key"]),
-            "requests": tuple(RequestRecord(**r) for r in requests),
+            "requests": requests_of(data["requests"]),
             "samples": tuple(Sample(**s) for s in data["samples"]),
         }
+    )
+
+
+def requests_of(rows: Iterable[Mapping[str, Any]]) -> tuple[RequestRecord, ...]:
+    """Return the requests that a file has; what it does not say of them is as by default."""
+    made = {"generated_s": tuple, "token_ids": tuple, "level": lambda level: ServiceLevel(**level)}
+    return tuple(
+        RequestRecord(**row | {name: make(row[name]) for name, make in made.items() if name in row})
+        for row in rows
     )
 
 

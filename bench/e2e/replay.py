@@ -15,11 +15,16 @@ from bench.e2e.trace import TracedRequest
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.executor_client import Answer, GatewayStream
-from services.pacing.deposit import due_times_s
+from services.kit.wire import write
+from services.pacing.deposit import due_times_s, release_interval_s
 
 DELIVERED_INTERVAL_S = 0.05
 SAMPLES_PER_S = 2.0
 DRAIN_TIMEOUT_S = 300.0  # after the last arrival
+
+
+class RunError(Exception):
+    """A run that says nothing about its system but that it failed."""
 
 
 @dataclass(slots=True)
@@ -30,13 +35,10 @@ class Replayed:
     samples: list[Sample] = field(default_factory=list)
 
 
-async def replay(address: str, trace: Sequence[TracedRequest], slos_s: Sequence[float]) -> Replayed:
-    """Send a trace and wait until all of it is answered.
-
-    `slos_s`: of each request, its pace too; 0: it states neither.
-    """
+async def replay(address: str, trace: Sequence[TracedRequest]) -> Replayed:
+    """Send a trace and wait until all of it is answered."""
     result = Replayed()
-    intervals_s = {request.request_id: slo_s for request, slo_s in zip(trace, slos_s, strict=True)}
+    intervals_s = {request.request_id: release_interval_s(request.level) for request in trace}
     async with GatewayStream(address, gateway_id="bench") as stream:
         began_s = time.monotonic()
         background = [
@@ -45,10 +47,7 @@ async def replay(address: str, trace: Sequence[TracedRequest], slos_s: Sequence[
         ]
         try:
             async with asyncio.TaskGroup() as tasks:
-                sent = [
-                    tasks.create_task(_ask(stream, request, began_s, slo_s))
-                    for request, slo_s in zip(trace, slos_s, strict=True)
-                ]
+                sent = [tasks.create_task(_ask(stream, request, began_s)) for request in trace]
         finally:
             for task in background:
                 task.cancel()
@@ -60,20 +59,27 @@ async def replay(address: str, trace: Sequence[TracedRequest], slos_s: Sequence[
     return result
 
 
-async def _ask(
-    stream: GatewayStream, request: TracedRequest, began_s: float, slo_s: float
-) -> RequestRecord:
+async def warm(address: str, trace: Sequence[TracedRequest]) -> None:
+    """Run requests that are not measured: a new engine's first steps tell nothing.
+
+    Raises RunError where one fails.
+    """
+    replayed = await replay(address, trace)
+    if failed := [r.failure for r in replayed.requests if r.failure]:
+        raise RunError(f"{len(failed)} requests of the warm-up failed: {failed[0]}")
+
+
+async def _ask(stream: GatewayStream, request: TracedRequest, began_s: float) -> RequestRecord:
     await asyncio.sleep(began_s + request.arrival_s - time.monotonic())
     submitted_s = time.monotonic()
-    level = gen.ServiceLevel(slo_tbt_s=slo_s, slo_tpot_s=slo_s) if slo_s else None
     answer = await stream.submit(
         request.request_id,
         token_ids=gen.TokenIds(ids=request.prompt()),
         sampling={"temperature": 0, "max_tokens": request.num_output_tokens},
-        service_level=level,
+        service_level=write(request.level, gen.ServiceLevel),
     )
     waiting = asyncio.create_task(answer.done.wait())
-    leaving = asyncio.create_task(_leave(stream, answer, request, slo_s))
+    leaving = asyncio.create_task(_leave(stream, answer, request))
     await asyncio.wait(
         [waiting, stream.reader],
         timeout=DRAIN_TIMEOUT_S,
@@ -89,17 +95,18 @@ async def _ask(
         failure=_failure(answer, request),
         num_output_tokens=request.num_output_tokens,
         leaves_after=request.leaves_after,
+        token_ids=tuple(answer.ids),
+        level=request.level,
     )
 
 
-async def _leave(
-    stream: GatewayStream, answer: Answer, request: TracedRequest, slo_s: float
-) -> None:
+async def _leave(stream: GatewayStream, answer: Answer, request: TracedRequest) -> None:
     """Abort a request when its reader has the last token that it stays for."""
     if request.leaves_after is None:
         return
     await stream.has_tokens(answer, request.leaves_after)
-    due_s = due_times_s(answer.arrived_s[: request.leaves_after], slo_s)[-1]
+    interval_s = release_interval_s(request.level)
+    due_s = due_times_s(answer.arrived_s[: request.leaves_after], interval_s)[-1]
     await asyncio.sleep(due_s - time.monotonic())
     await stream.abort(answer, request.request_id)
 

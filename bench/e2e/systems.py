@@ -1,5 +1,6 @@
 """What is compared: the executor's settings by system, on the same device."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,6 +25,7 @@ class Device:
     per_context_token_s: float = 2e-7
     link_bytes_per_s: float = 300e6
     pool_tokens: int = 2_176  # of all layers; the longest request fits alone
+    max_num_seqs: int = MAX_NUM_SEQS
 
     @property
     def layer_time(self) -> LayerTime:
@@ -44,7 +46,7 @@ class Device:
             "ENABLE_PREFIX_CACHING": "false",  # the same traces are replayed on one engine
             "BLOCK_SIZE": BLOCK_SIZE,
             "MAX_MODEL_LEN": MAX_MODEL_LEN,
-            "MAX_NUM_SEQS": MAX_NUM_SEQS,
+            "MAX_NUM_SEQS": self.max_num_seqs,
             "MAX_NUM_BATCHED_TOKENS": 512,
             "KV_CACHE_MEMORY_BYTES": self.pool_bytes,
             "KV_HOST_MEMORY_BYTES": 256 << 20,
@@ -61,6 +63,13 @@ RESIDENT: Mapping[str, object] = MappingProxyType(
         "KV_HOST_MEMORY_BYTES": 0,
     }
 )
+# The same with room left free when a request comes in, as a share of the pool: `vllm@0.02`.
+WATERMARKS: Mapping[str, Mapping[str, object]] = MappingProxyType(
+    {
+        f"vllm@{frac}": {**RESIDENT, "ENGINE_ARGS": json.dumps(["--watermark", str(frac)])}
+        for frac in (0.02, 0.05)
+    }
+)
 # OrbitFlow by its components (Fig. 14a), the last one whole, and the violations that it plans for.
 ORBITFLOW = ("batch-uniform", "request-wise", "request-wise-pause", "orbitflow")
 ORBITFLOW_ALPHA = 1.0
@@ -69,6 +78,7 @@ OTHERS = ("andes", "layerkv-park", "sglang", "vllm-recompute", "vllm-swap", "joi
 SYSTEMS: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {
         "vllm": RESIDENT,
+        **WATERMARKS,
         **{
             name: {"POLICY": full_name(name)}
             for name in (*PRESETS, *BASELINES, *OTHERS)
@@ -85,6 +95,11 @@ DEFAULT_SYSTEMS = (
     "layerkv",
     "orbitflow",
 )
+
+
+def is_resident(system: str) -> bool:
+    """Return whether a system keeps everything in the pool, and so uses no link."""
+    return SYSTEMS[system].get("KV_HOST_MEMORY_BYTES") == 0
 
 
 def is_slo_blind(system: str) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 from simulator.workload import leaving_points
 
 VOCABULARY = range(10, 2_000)  # of the exactness model, without its special tokens
@@ -39,6 +40,7 @@ class TracedRequest:
     num_prompt_tokens: int
     num_output_tokens: int  # exactly so many are generated, unless its reader leaves
     leaves_after: int | None = None  # tokens of which its reader goes; None: it stays
+    level: ServiceLevel = NO_SERVICE_LEVEL  # what it states
 
     def prompt(self) -> list[int]:
         """Return token ids that depend on nothing but the request's id."""
@@ -49,6 +51,13 @@ class TracedRequest:
 def stated_slos_s(readers: str, num_requests: int, slo_s: float) -> list[float]:
     """Return what each request of a trace states, in its order; 0: nothing."""
     return [slo_s * share for share in islice(cycle(READERS[readers]), num_requests)]
+
+
+def with_slos(trace: Sequence[TracedRequest], slos_s: Sequence[float]) -> list[TracedRequest]:
+    """Return a trace whose requests state these SLOs, their pace too; 0: neither."""
+    bounds_s = [slo_s or None for slo_s in slos_s]
+    levels = [ServiceLevel(slo_tbt_s=slo_s, slo_tpot_s=slo_s) for slo_s in bounds_s]
+    return [replace(one, level=level) for one, level in zip(trace, levels, strict=True)]
 
 
 def with_leavers(trace: Sequence[TracedRequest], frac: float, seed: int) -> list[TracedRequest]:

@@ -15,7 +15,6 @@ from bench.e2e.systems import (
     BLOCK_BYTES,
     BLOCK_SIZE,
     MAX_MODEL_LEN,
-    MAX_NUM_SEQS,
     NUM_LAYERS,
     Device,
 )
@@ -56,7 +55,7 @@ def shape_of(device: Device, *, offloads: bool) -> EngineShape:
         block_size=BLOCK_SIZE,
         num_blocks=device.pool_tokens // BLOCK_SIZE * NUM_LAYERS - NUM_NULL_BLOCKS,
         block_bytes=BLOCK_BYTES,
-        max_num_seqs=MAX_NUM_SEQS,
+        max_num_seqs=device.max_num_seqs,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
         num_host_blocks=host_bytes // BLOCK_BYTES if offloads else 0,
         max_model_len=MAX_MODEL_LEN,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from bench.e2e.records import RequestRecord, RunRecord, Sample
 from bench.e2e.replay import DELIVERED_INTERVAL_S
-from bench.e2e.systems import SYSTEMS, Device
+from bench.e2e.systems import SYSTEMS, Device, is_resident
 from bench.e2e.trace import NUM_WARM_UP_REQUESTS, warm_up
 from bench.fidelity.machine import Calibration, machine_of, shape_of
 from services.pacing.types import ServiceLevel
@@ -15,6 +15,7 @@ from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord as SimulatedRecord
 from simulator.engine.residency import ResidencySample
 from simulator.engine.simulation import simulate
+from simulator.engine.vllm import VllmOptions
 from simulator.workload import ArrivingRequest
 
 RESIDENT_SYSTEM = "vllm"
@@ -43,7 +44,7 @@ def simulated(
     run: RunRecord, device: Device, calibration: Calibration, *, seed: int = 0
 ) -> SimulatedRecord:
     """Return the simulation of a run, its warm-up before it."""
-    shape = shape_of(device, offloads=run.key.system != RESIDENT_SYSTEM)
+    shape = shape_of(device, offloads=not is_resident(run.key.system))
     engine = make_engine(
         shape, machine_of(device, calibration), options_of(run.key.system), seed=seed
     )
@@ -61,8 +62,9 @@ def complete(run: RunRecord) -> RunRecord:
 def options_of(system: str) -> PlanningOptions:
     """Return the planning of one of `bench.e2e`'s systems. Raises KeyError for an unknown one."""
     settings = SYSTEMS[system]
-    if system == RESIDENT_SYSTEM:
-        return PlanningOptions(policy=RESIDENT_SYSTEM)
+    if is_resident(system):
+        watermark = float(system.partition("@")[2] or 0.0)
+        return PlanningOptions(policy=RESIDENT_SYSTEM, vllm=VllmOptions(watermark=watermark))
     alpha = settings.get("PLAN_ALPHA", PolicyParameters().alpha)
     assert isinstance(alpha, float | int)
     return PlanningOptions(

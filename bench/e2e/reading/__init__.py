@@ -1,0 +1,1 @@
+"""Readers at reading speed on the engine, beside vLLM at its watermarks."""
