@@ -11,7 +11,7 @@ import click
 
 from cli.client.endpoint import AnswerError, Endpoint
 from cli.client.felt import DEFINITIONS, felt_by_rate, num_untimed
-from cli.client.felt_view import felt_table
+from cli.client.felt_view import after_thoughts, felt_table
 from cli.local.settings import BadSettingError
 from cli.local.stacks import NoStackError, running_stacks, some_stack
 from cli.readers import ENDPOINTS, Readers, readers_in_benchmark
@@ -188,6 +188,8 @@ def _report(readers: Readers, levels: Sequence[ServiceLevel]) -> dict[str, Any]:
     """Print what the readers felt, and return it for the result file."""
     rows, untimed = felt_by_rate(readers.heard), num_untimed(readers.heard)
     notes = []
+    if rows and rows[-1].num_thoughts:
+        notes.append(after_thoughts(rows[-1]))
     if untimed:
         num_tokens = sum(one.num_tokens for one in readers.heard)
         notes.append(f"{untimed} of {num_tokens} tokens had no event of their own: not counted.")

@@ -149,13 +149,19 @@ class Conversation:
 def summary_line(answer: PacedAnswer, rate_tps: float | None) -> str:
     """Return what the reader got, on one line."""
     plural = "" if answer.num_tokens == 1 else "s"
-    parts = [f"TTFT {answer.ttft_s * 1e3:.0f} ms", f"{answer.num_tokens} token{plural}"]
-    mean_gap_s = tpot_s(answer.arrived_s)
+    parts = [f"TTFT {answer.ttft_s * 1e3:.0f} ms"]
+    if answer.num_thoughts:
+        read_after = "-" if answer.ttfat_s is None else f"{answer.ttfat_s * 1e3:.0f} ms"
+        parts.append(f"of the answer {read_after}")
+    parts.append(f"{answer.num_tokens} token{plural}")
+    if answer.num_thoughts:
+        parts.append(f"{answer.num_thoughts} of them thoughts")
+    mean_gap_s = tpot_s(answer.read_s)
     if mean_gap_s:
         asked = "" if rate_tps is None else f" of {rate_tps:g}"
         parts.append(f"{1 / mean_gap_s:.1f} tokens/s{asked}")
     if rate_tps is not None:
-        parts.append(f"{num_late(answer.arrived_s, 1 / rate_tps)} late")
+        parts.append(f"{num_late(answer.read_s, 1 / rate_tps)} late")
     if answer.num_cached_tokens:
         parts.append(
             f"{answer.num_cached_tokens} of {answer.num_prompt_tokens} prompt tokens cached"

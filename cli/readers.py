@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
-from cli.client.answer import num_tokens_told
+from cli.client.answer import Arrivals
 from cli.client.endpoint import RefusedError
 from cli.client.felt import Heard
 from services.pacing.deposit import release_interval_s
@@ -50,13 +50,15 @@ class Readers:
             output = await request_func(self._promised(request_func_input, level), tap, pbar)
             if tap.error:  # vLLM takes an answer that broke off for a whole one
                 output.success, output.error = False, tap.error
-            if output.success and tap.arrived_s:
+            arrivals = tap.arrivals
+            if output.success and arrivals.at_s:
                 self.heard.append(
                     Heard(
                         level=level,
                         sent_s=output.start_time,
-                        arrived_s=tuple(tap.arrived_s),
-                        num_tokens=output.output_tokens or len(tap.arrived_s),
+                        arrived_s=tuple(arrivals.at_s),
+                        num_thoughts=arrivals.num_thoughts,
+                        num_tokens=output.output_tokens or len(arrivals.at_s),
                     )
                 )
             elif not output.success:
@@ -129,7 +131,7 @@ class _Tap:
 
         self._session = session
         self._events = StreamedResponseHandler()
-        self.arrived_s: list[float] = []  # of each token, on time.perf_counter
+        self.arrivals = Arrivals()  # on time.perf_counter
         self.error = ""  # what the server said in place of an answer, or of its end
 
     @asynccontextmanager
@@ -149,7 +151,7 @@ class _Tap:
             if "error" in event:
                 self.error = str(event["error"]["message"])
             for choice in event.get("choices", ()):
-                self.arrived_s += [now_s] * num_tokens_told(choice)
+                self.arrivals.take(choice, now_s)
 
 
 class _TappedResponse:

@@ -20,7 +20,7 @@ from demo.texts import QUESTION
 from services.gateway.types import MIN_RATE_TPS
 from services.placement.link_ratio import link_ratio
 
-READING_RATE_TPS = 11.0  # some 8 words per second: a quick reader
+READING_RATE_TPS = 5.0  # some 4 words per second, as people read
 LOOKS_PER_S = 20.0  # of the watch that measures steps
 PLAIN_WIDTH = 100  # columns of a table that goes to no terminal
 
@@ -36,9 +36,9 @@ class Programme:
     steps_per_token: float
 
 
-FULL = Programme(num_tokens=120, num_long_tokens=48, num_readers_tokens=64, steps_per_token=0)
+FULL = Programme(num_tokens=56, num_long_tokens=24, num_readers_tokens=64, steps_per_token=0)
 # On any machine, however slow it is at the moment, its readers can be in time.
-SHORT = Programme(num_tokens=24, num_long_tokens=12, num_readers_tokens=24, steps_per_token=8)
+SHORT = Programme(num_tokens=12, num_long_tokens=6, num_readers_tokens=24, steps_per_token=8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

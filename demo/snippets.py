@@ -12,13 +12,13 @@ OpenAI API   {url}/v1      gRPC   {settings.address("gateway")}
 metrics      {url}/metrics      logs   make logs      stop   make down
 
 # in a terminal: a conversation, the engine at work, a load of readers
-.venv/bin/evenflow chat --rate 12
+.venv/bin/evenflow chat --rate 5
 .venv/bin/evenflow watch
-.venv/bin/evenflow bench --reading-rates 8,12,16
+.venv/bin/evenflow bench --reading-rates 4,5,7
 
-# curl, at 12 tokens per second
+# curl, at 5 tokens per second
 curl -N {url}/v1/chat/completions -H 'content-type: application/json' \\
-  -H 'x-consumption-rate-tps: 12' -d '{{"model": "{model}", "stream": true, "temperature": 0,
+  -H 'x-consumption-rate-tps: 5' -d '{{"model": "{model}", "stream": true, "temperature": 0,
   "max_tokens": 200, "evenflow": {{"pace_tail": true}}, "messages":
   [{{"role": "user", "content": "{question}"}}]}}'
 
@@ -34,7 +34,7 @@ EOF
 
 # gRPC: generated stubs, or no stubs at all (server reflection)
 .venv/bin/python examples/grpc_client.py --address {settings.address("gateway")} \\
-  --model {model} --rate-tps 12 "{question}"
+  --model {model} --rate-tps 5 "{question}"
 .venv/bin/python examples/grpc_reflection_client.py --address {settings.address("gateway")} \\
   --model {model} "{question}"
 """

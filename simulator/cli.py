@@ -12,9 +12,10 @@ import typer
 from rich.console import Console
 
 from services.placement.presets import PRESETS
+from services.placement.run.reader_capacity import READING_RATE_TPS
 from simulator.comparison.cache import CellCache
 from simulator.comparison.grid import Arrivals, Cell, CellResult, Workload
-from simulator.comparison.sizing import Readers, Trial, largest_held
+from simulator.comparison.sizing import Readers, Trial, largest_held, room_for
 from simulator.comparison.sweep import progress_bar, sweep
 from simulator.compose import check, run_policy
 from simulator.deployment import Deployment
@@ -251,7 +252,9 @@ def size(
     device_name: DeviceOption,
     context: Annotated[int, typer.Option(min=1, help="prompt tokens of each question")],
     policy: PoliciesOption = DEFAULT_POLICIES,
-    reading_rate: Annotated[float, typer.Option(min=0.1, help="tokens per second")] = 20.0,
+    reading_rate: Annotated[
+        float, typer.Option(min=0.1, help="tokens per second")
+    ] = READING_RATE_TPS,
     attainment: Annotated[float, typer.Option(min=0, max=1, help="of tokens and TTFT")] = 0.95,
     answer: Annotated[int, typer.Option(min=2, help="tokens of each answer")] = 1_024,
     ttft_s: Annotated[float, typer.Option(help="bound on the first token")] = 30.0,
@@ -281,6 +284,8 @@ def size(
         ttft_s=ttft_s,
     )
     console, answers = Console(), {}
+    room = room_for(deployment, readers)
+    console.print(f"{'room':20} {room.in_words()}", soft_wrap=True)
     for one in policy:
         trials: list[Trial] = []
 
@@ -290,7 +295,8 @@ def size(
         most = largest_held(run, readers, max_readers=max_readers, tried=trials.append)
         console.print(f"{one:20} {_held(most, trials, readers)}", soft_wrap=True)
         answers[one] = {"readers": most, "trials": [asdict(trial) for trial in trials]}
-    _write(json_path, deployment, {"question": asdict(readers), "answers": answers})
+    found = {"question": asdict(readers), "room": asdict(room), "answers": answers}
+    _write(json_path, deployment, found)
 
 
 def _held(most: int, trials: list[Trial], readers: Readers) -> str:

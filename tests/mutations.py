@@ -507,6 +507,20 @@ MUTATIONS = (
         ("tests/unit/placement/run/test_evenflow.py",),
     ),
     Mutation(
+        "more readers are promised than the host keeps",
+        "services/placement/run/promise.py",
+        "return None if self.keeps(members) else Limit.HOST",
+        "return None",
+        ("tests/unit/placement/run/test_taking_turns.py",),
+    ),
+    Mutation(
+        "a machine is sized as if the host kept all readers",
+        "services/placement/run/reader_capacity.py",
+        "max(self.num_held, min(self.num_sustained, self.num_kept))",
+        "max(self.num_held, self.num_sustained)",
+        ("tests/unit/placement/run/test_reader_capacity.py",),
+    ),
+    Mutation(
         "readers make room for any number of prompts at a time",
         "services/placement/run/evenflow.py",
         "if len(prompts) > rules.most_prompts:",

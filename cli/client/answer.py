@@ -17,7 +17,8 @@ from services.pacing.reading import reading_of
 
 ANSWER_TIMEOUT_S = 120.0  # between two events
 DEFAULT_MAX_TOKENS = 400
-SAID = ("content", "reasoning_content", "tool_calls")  # of a delta
+ANSWERED = ("content", "tool_calls")  # of a delta
+THOUGHT = ("reasoning_content", "reasoning")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class PacedAnswer:
     num_cached_tokens: int = 0  # of the prompt, not computed again; 0 for an answer that was left
     sent_s: float
     arrived_s: tuple[float, ...]  # one per token
+    num_thoughts: int = 0  # of these tokens, before the first of the answer
     finish_reason: str = ""  # as the server said it; empty for an answer that was left
 
     @property
@@ -37,8 +39,18 @@ class PacedAnswer:
         return self.arrived_s[0] - self.sent_s
 
     @property
+    def read_s(self) -> tuple[float, ...]:
+        """When each token of the answer itself came; thoughts have no pace."""
+        return self.arrived_s[self.num_thoughts :]
+
+    @property
+    def ttfat_s(self) -> float | None:
+        """Time to the first token of the answer; None: nothing but thoughts came."""
+        return self.read_s[0] - self.sent_s if self.read_s else None
+
+    @property
     def gaps_s(self) -> list[float]:
-        return [b - a for a, b in pairwise(self.arrived_s)]
+        return [b - a for a, b in pairwise(self.read_s)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +97,32 @@ class Piece:
     arrived_s: float
 
 
+@dataclass(slots=True)
+class Arrivals:
+    """When each token of a stream came, and how many came before the answer itself."""
+
+    at_s: list[float] = field(default_factory=list)
+    num_thoughts: int = 0
+    _thinks: bool = False
+
+    def take(self, choice: dict[str, Any], now_s: float) -> int:
+        """Take in a choice of an event; return how many tokens it tells of.
+
+        A token without text belongs to what is being said; after thoughts the answer begins with
+        its first text or call.
+        """
+        delta = choice.get("delta") or {}
+        if any(delta.get(name) for name in ANSWERED):
+            self._thinks = False
+        elif any(delta.get(name) for name in THOUGHT):
+            self._thinks = True
+        num_tokens = num_tokens_told(choice)
+        self.at_s += [now_s] * num_tokens
+        if self._thinks:
+            self.num_thoughts = len(self.at_s)
+        return num_tokens
+
+
 class AnswerStream:
     """An answer while it arrives. What came so far can be had at any time."""
 
@@ -100,7 +138,7 @@ class AnswerStream:
         self._usage = dict[str, Any]()
         self._text = ""
         self._finish_reason = ""
-        self._arrived_s: list[float] = []
+        self._arrivals = Arrivals()
         self._sent_s = 0.0
 
     def pieces(self) -> Generator[Piece]:
@@ -113,26 +151,29 @@ class AnswerStream:
             self._usage = event.get("usage") or self._usage
             for choice in event["choices"]:
                 self._finish_reason = choice.get("finish_reason") or ""
-                if piece := _piece(choice):
-                    self._text += piece.text
-                    self._arrived_s += [piece.arrived_s] * piece.num_tokens
-                    yield piece
+                now_s = time.monotonic()
+                if num_tokens := self._arrivals.take(choice, now_s):
+                    text = choice["delta"].get("content") or ""
+                    self._text += text
+                    yield Piece(text=text, num_tokens=num_tokens, arrived_s=now_s)
 
     @property
     def is_begun(self) -> bool:
-        return bool(self._arrived_s)
+        return bool(self._arrivals.at_s)
 
     def answer(self) -> PacedAnswer:
         """Return what arrived. Raises AnswerError if nothing has."""
-        if not self._arrived_s:
+        arrivals = self._arrivals
+        if not arrivals.at_s:
             raise AnswerError("the answer is empty")
         return PacedAnswer(
             text=self._text,
             num_prompt_tokens=self._usage.get("prompt_tokens", 0),
             num_cached_tokens=_num_cached(self._usage),
-            num_tokens=self._usage.get("completion_tokens", len(self._arrived_s)),
+            num_tokens=self._usage.get("completion_tokens", len(arrivals.at_s)),
             sent_s=self._sent_s,
-            arrived_s=tuple(self._arrived_s),
+            arrived_s=tuple(arrivals.at_s),
+            num_thoughts=arrivals.num_thoughts,
             finish_reason=self._finish_reason,
         )
 
@@ -172,17 +213,17 @@ def summary(answer: PacedAnswer, *, rate_tps: float) -> str:
         f"tokens                {answer.num_tokens} in "
         f"{answer.arrived_s[-1] - answer.sent_s:.1f} s",
     ]
-    mean_gap_s = tpot_s(answer.arrived_s)
+    mean_gap_s = tpot_s(answer.read_s)
     if mean_gap_s is None:
         return "\n".join(lines)
     gaps_ms = sorted(gap_s * 1e3 for gap_s in answer.gaps_s)
-    late = num_late(answer.arrived_s, 1 / rate_tps)
+    late = num_late(answer.read_s, 1 / rate_tps)
     lines += [
         f"delivered             {1 / mean_gap_s:.1f} tokens/s; asked for {rate_tps:g}",
         f"gaps between tokens   median {statistics.median(gaps_ms):.0f} ms, shortest "
         f"{gaps_ms[0]:.0f} ms, longest {gaps_ms[-1]:.0f} ms; one interval is "
         f"{1e3 / rate_tps:.0f} ms",
-        f"late tokens           {late} of {len(answer.arrived_s)} came more than "
+        f"late tokens           {late} of {len(answer.read_s)} came more than "
         f"{DELIVERY_TOLERANCE_S * 1e3:.0f} ms after their turn",
     ]
     return "\n".join(lines)
@@ -204,7 +245,7 @@ def num_tokens_told(choice: dict[str, Any]) -> int:
     probabilities = choice.get("logprobs") or {}
     scored = probabilities.get("content") or probabilities.get("tokens") or ()
     delta = choice.get("delta") or {}
-    said = choice.get("text") or any(delta.get(name) for name in SAID)
+    said = choice.get("text") or any(delta.get(name) for name in (*ANSWERED, *THOUGHT))
     return len(scored) or int(bool(said))
 
 
@@ -228,15 +269,6 @@ def _body(model: str, question: Question, rate_tps: float | None) -> dict[str, o
 def _num_cached(usage: Mapping[str, Any]) -> int:
     """Return a server's count of cached tokens; 0 if it tells none."""
     return (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-
-
-def _piece(choice: dict[str, Any]) -> Piece | None:
-    """Return what a choice of an event brings; None: no token."""
-    num_tokens = num_tokens_told(choice)
-    if not num_tokens:
-        return None
-    text = choice["delta"].get("content") or ""
-    return Piece(text=text, num_tokens=num_tokens, arrived_s=time.monotonic())
 
 
 def _post(

@@ -6,6 +6,8 @@ import grpc
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
+from services.kit import wire
+from services.placement.run.reader_capacity import ReaderCapacity
 
 TIMEOUT_S = 10.0
 MIN_LINK_RATIO = 0.02  # below, layers that leave cost more time than their room is worth
@@ -23,7 +25,9 @@ def read_model_info(address: str) -> pb.GetModelInfoResponse | None:
 
 
 def expectation(info: pb.GetModelInfoResponse) -> list[str]:
-    """Return four lines, and a sentence where layer-wise KV is on and can do nothing or little."""
+    """Return four lines, one more where readers may take turns, and a sentence where layer-wise KV
+    is on and can do nothing or little.
+    """
     kv, is_on = info.kv, info.kv.is_layerwise
     placing = f"placement {kv.placement_policy}" if is_on else "no layer leaves the pool"
     deposit = "deposits back plans" if kv.plans_with_deposit else "deposits back no plan"
@@ -35,6 +39,8 @@ def expectation(info: pb.GetModelInfoResponse) -> list[str]:
         f"policy       {kv.policy}: run order {kv.run_policy}, {placing}, {deposit}; "
         f"layer-wise KV {'on' if is_on else 'off'}",
     ]
+    if kv.HasField("readers"):
+        lines.append(f"readers      {wire.read(ReaderCapacity, kv.readers).in_words()}")
     return [*lines, *list(_pointless(info))[:1]]
 
 

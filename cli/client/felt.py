@@ -16,6 +16,9 @@ ALL = "all"
 UNPACED = "unpaced"
 DEFINITIONS: Mapping[str, str] = MappingProxyType(
     {
+        "ttft": "sending to the first token of any kind, thoughts included",
+        "ttfat": "sending to the first token of the answer; pace is judged from there on",
+        "ttft_in_time_frac": "share of those promised a TTFT whose answer began within it",
         "interval": "S = 1 / reading rate, else the TBT SLO, else the TPOT SLO, else no promise",
         "late": "came more than tolerance_s after S past the turn of the token before",
         "in_time_frac": "share of the tokens after the first that were not late",
@@ -33,11 +36,22 @@ class Heard:
     level: ServiceLevel  # what the reader was promised
     sent_s: float
     arrived_s: tuple[float, ...]  # one per token, ascending, at least one
+    num_thoughts: int = 0  # of these, before the first of the answer
     num_tokens: int  # as the server counted; more than arrived: some were told with another one
 
     @property
     def ttft_s(self) -> float:
         return self.arrived_s[0] - self.sent_s
+
+    @property
+    def read_s(self) -> tuple[float, ...]:
+        """When each token of the answer itself came; thoughts have no pace."""
+        return self.arrived_s[self.num_thoughts :]
+
+    @property
+    def ttfat_s(self) -> float:
+        """Time to the first token of the answer; inf: nothing but thoughts came."""
+        return self.read_s[0] - self.sent_s if self.read_s else math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +63,9 @@ class Felt:
     ttft_p50_s: float
     ttft_p95_s: float
     ttft_p99_s: float
+    num_thoughts: int  # tokens
+    ttfat_p50_s: float | None  # of answers that have begun; None: none has
+    ttfat_p95_s: float | None
     ttft_in_time_frac: float | None
     in_time_frac: float | None
     num_stalls: int | None  # late tokens
@@ -79,20 +96,25 @@ def felt_by_rate(heard: Sequence[Heard]) -> list[Felt]:
 def felt(readers: str, heard: Sequence[Heard]) -> Felt:
     """Return what these readers felt; there is at least one."""
     ttft_s = [one.ttft_s for one in heard]
+    begun = [one for one in heard if one.read_s]
+    ttfat_s = [one.ttfat_s for one in begun]
     promised = [one for one in heard if one.level.slo_ttft_s is not None]
     found = [
-        reading_of(one.arrived_s, release_interval_s(one.level))
-        for one in heard
+        reading_of(one.read_s, release_interval_s(one.level))
+        for one in begun
         if release_interval_s(one.level)
     ]
     waited_s = [one.waited_s for one in found]
-    delivering_s = sum(one.arrived_s[-1] - one.arrived_s[0] for one in heard)
+    delivering_s = sum(one.read_s[-1] - one.read_s[0] for one in begun)
     return Felt(
         readers=readers,
         num_requests=len(heard),
         ttft_p50_s=percentile(ttft_s, 0.50),
         ttft_p95_s=percentile(ttft_s, 0.95),
         ttft_p99_s=percentile(ttft_s, 0.99),
+        num_thoughts=sum(one.num_thoughts for one in heard),
+        ttfat_p50_s=percentile(ttfat_s, 0.50) if begun else None,
+        ttfat_p95_s=percentile(ttfat_s, 0.95) if begun else None,
         ttft_in_time_frac=_share(map(_is_in_time, promised), len(promised)),
         in_time_frac=_share((one.num_gaps - one.num_late for one in found), _gaps(found)),
         num_stalls=sum(one.num_late for one in found) if found else None,
@@ -100,7 +122,7 @@ def felt(readers: str, heard: Sequence[Heard]) -> Felt:
         waited_p95_s=percentile(waited_s, 0.95) if found else None,
         waited_max_s=max(waited_s, default=None),
         rebuffering_frac=_share(waited_s, sum(one.reading_s for one in found)),
-        tokens_per_s=_share((len(one.arrived_s) - 1 for one in heard), delivering_s),
+        tokens_per_s=_share((len(one.read_s) - 1 for one in begun), delivering_s),
     )
 
 
@@ -122,7 +144,7 @@ def _name(rate_tps: float | None) -> str:
 
 
 def _is_in_time(one: Heard) -> bool:
-    return one.level.slo_ttft_s is not None and one.ttft_s <= one.level.slo_ttft_s
+    return one.level.slo_ttft_s is not None and one.ttfat_s <= one.level.slo_ttft_s
 
 
 def _gaps(found: Sequence[Reading]) -> int:

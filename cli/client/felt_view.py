@@ -36,6 +36,12 @@ def felt_table(rows: Sequence[Felt], notes: Sequence[str] = ()) -> str:
     return "\n".join(lines)
 
 
+def after_thoughts(row: Felt) -> str:
+    """Return when answers began that were thought about; their pace is counted from there."""
+    p50, p95 = (_scaled(one, 1e3, 0) for one in (row.ttfat_p50_s, row.ttfat_p95_s))
+    return f"TTFT of the answer, after {row.num_thoughts} thoughts: p50 {p50}, p95 {p95} ms."
+
+
 def _line(row: Felt) -> str:
     cells = (
         row.readers,

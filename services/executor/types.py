@@ -13,6 +13,7 @@ from services.kit.telemetry.trace_context import TraceContext
 from services.pacing.cause import Delay
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 from services.placement.ranges import AtMost, PositiveInt
+from services.placement.run.reader_capacity import ReaderCapacity
 
 MAX_REQUEST_ID_LENGTH = 128
 
@@ -193,6 +194,7 @@ class KVFacts:
     run_policy: str
     placement_policy: str
     plans_with_deposit: bool
+    readers: ReaderCapacity | None = None  # None: requests do not take turns, or nothing is known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

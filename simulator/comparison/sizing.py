@@ -4,7 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.pacing.types import ServiceLevel
+from services.placement.run.reader_capacity import (
+    READING_RATE_TPS,
+    ReaderCapacity,
+    ReadersAlike,
+    reader_capacity,
+)
+from services.placement.run.types import StepCosts
 from services.placement.types import RequestId
+from simulator.deployment import Deployment
+from simulator.device.costs import StepLoad
 from simulator.engine.records import RunRecord
 from simulator.report.figures import figures, quantile
 from simulator.workload import ArrivingRequest
@@ -18,7 +27,7 @@ class Readers:
 
     num_prompt_tokens: int  # >= 1, computed anew for each question
     num_output_tokens: int = 1_024  # >= 2
-    consumption_rate_tps: float = 20.0  # > 0
+    consumption_rate_tps: float = READING_RATE_TPS  # > 0
     num_questions: int = 2  # of each reader, >= 1
     attainment: float = 0.95  # share of tokens in time, and of questions answered in time
     ttft_s: float = 30.0  # until the first token, > 0
@@ -66,6 +75,43 @@ def trial(run: Run, readers: Readers, num_readers: int) -> Trial:
         ttft_p95_s=quantile(ttfts_s, 0.95),
         ttft_met=ttft_met,
         held=min(found["tbt_deposit"], ttft_met) >= readers.attainment,
+    )
+
+
+def room_for(deployment: Deployment, readers: Readers) -> ReaderCapacity:
+    """Return how many readers pool, link and host have room for, by arithmetic."""
+    return reader_capacity(
+        deployment.shape(),
+        _step_costs(deployment, readers.num_prompt_tokens),
+        ReadersAlike(
+            num_prompt_tokens=readers.num_prompt_tokens,
+            num_output_tokens=readers.num_output_tokens,
+            rate_tps=readers.consumption_rate_tps,
+        ),
+        link_bytes_per_s=deployment.machine().link_bytes_per_s,
+    )
+
+
+def _step_costs(deployment: Deployment, num_prompt_tokens: int) -> StepCosts:
+    """Return the costs of a step by a short one, one that reads the pool, and a prompt alone."""
+    shape, costs = deployment.shape(), deployment.machine().costs
+    num_pool_tokens = shape.num_blocks // shape.num_groups * shape.block_size
+
+    def step_s(load: StepLoad) -> float:
+        return shape.num_layers * costs.layer_s(load) + costs.outside_s(load)
+
+    base_s = step_s(StepLoad(num_decodes=1))
+    full_s = step_s(StepLoad(num_decodes=1, num_context_tokens=num_pool_tokens))
+    most = shape.max_num_batched_tokens
+    chunks = [(min(most, num_prompt_tokens - at), at) for at in range(0, num_prompt_tokens, most)]
+    prompt_s = sum(step_s(StepLoad(chunks=(chunk,))) for chunk in chunks)
+    return StepCosts(
+        outside_s=costs.outside_s(StepLoad(num_decodes=1)),
+        base_s=base_s,
+        token_s=0.0,
+        context_s=(full_s - base_s) / num_pool_tokens,
+        chunk_base_s=0.0,
+        chunk_token_s=prompt_s / num_prompt_tokens,
     )
 
 

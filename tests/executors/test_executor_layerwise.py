@@ -61,6 +61,18 @@ async def test_the_pool_is_described_in_blocks_of_a_layer_group(gateway: Gateway
     assert info.layers_per_group == LAYERS_PER_GROUP
 
 
+async def test_the_readers_that_there_is_room_for_are_counted(gateway: GatewayStream) -> None:
+    info = await gateway.stub.GetModelInfo(pb.GetModelInfoRequest())
+    readers = info.kv.readers
+
+    # One pool is less than a third of the context: too few for turns.
+    assert (readers.num_tokens, readers.num_held) == (2_048, 0)
+    assert (readers.num_sustained, readers.wanted_host_bytes) == (0, 0)
+    assert readers.limit == pb.READER_LIMIT_POOL
+    assert readers.num_kept == info.kv.num_host_tokens // (2_048 + BLOCK_SIZE)
+    assert readers.host_bytes == info.kv.num_host_tokens * info.kv.token_bytes
+
+
 async def test_a_prompt_larger_than_the_pool_gets_the_tokens_of_a_roomy_engine(
     roomy: StockAnswers, executor: ExecutorProcess, gateway: GatewayStream
 ) -> None:

@@ -54,10 +54,14 @@ def _held(core: Any) -> list[str]:
     return list(core.scheduler.records)
 
 
-def _describe(core: Any) -> dict[str, float]:
+def _describe(core: Any) -> dict[str, Any]:
     """Return what layer-wise KV has to work with; runs a few steps of one token to time them."""
-    described: dict[str, float] = core.scheduler.describe()
-    return {**described, "step_s": min(_step_s(core) for _ in range(NUM_MEASURED_STEPS))}
+    described: dict[str, Any] = core.scheduler.describe()
+    return {
+        **described,
+        "weight_bytes": sum(core.model_executor.collective_rpc("weight_bytes")),
+        "step_s": min(_step_s(core) for _ in range(NUM_MEASURED_STEPS)),
+    }
 
 
 def _step_s(core: Any) -> float:

@@ -8,12 +8,18 @@ from services.executor.kv_options import CONFIG_KEY, layers_per_group
 from services.executor.types import KVFacts
 from services.placement.link_ratio import link_ratio
 from services.placement.presets import ALL_RESIDENT, OPTIMISER, preset_of
+from services.placement.run import evenflow
+from services.placement.run.reader_capacity import ReaderCapacity, ReadersAlike, reader_capacity
+from services.placement.run.types import StepCosts
+from services.placement.types import EngineShape
 
 STOCK = "vllm"  # what acts without layer-wise KV
+# What readers ask, as far as an engine that has served nobody can tell, cut to its context.
+CONVERSATION_TOKENS, ANSWER_TOKENS = 4_096, 512
 PLACINGS = {ALL_RESIDENT: "all-resident", OPTIMISER: "optimiser"}
 
 
-def kv_facts(vllm_config: Any, told: Mapping[str, float]) -> KVFacts:
+def kv_facts(vllm_config: Any, told: Mapping[str, Any]) -> KVFacts:
     """Return what is known of an engine's KV; `told`: what its process says of layer-wise KV."""
     is_layerwise = CONFIG_KEY in (vllm_config.additional_config or {})
     options = ControllerOptions.of(vllm_config)
@@ -39,6 +45,34 @@ def kv_facts(vllm_config: Any, told: Mapping[str, float]) -> KVFacts:
         run_policy=policy if preset.run else "fcfs",
         placement_policy=PLACINGS.get(preset.placing, policy),
         plans_with_deposit=preset.deposit if deposit is None else deposit,
+        readers=_readers(vllm_config.model_config.max_model_len, told)
+        if preset.run is evenflow.decide and told.get("link_bytes_per_s")
+        else None,
+    )
+
+
+def _readers(max_model_len: int, told: Mapping[str, Any]) -> ReaderCapacity:
+    """Return how many readers there is room for, by steps that read weights and KV alike fast.
+
+    What prompts take is not known: of as many as are read at once, few are computed.
+    """
+    num_tokens = min(max_model_len, CONVERSATION_TOKENS)
+    num_output_tokens = min(ANSWER_TOKENS, num_tokens // 2)
+    token_s = told["step_s"] * told["token_bytes"] / told["weight_bytes"]
+    return reader_capacity(
+        EngineShape(**told["shape"]),
+        StepCosts(
+            outside_s=0.0,
+            base_s=told["step_s"],
+            token_s=0.0,
+            context_s=token_s,
+            chunk_base_s=0.0,
+            chunk_token_s=0.0,
+        ),
+        ReadersAlike(
+            num_prompt_tokens=num_tokens - num_output_tokens, num_output_tokens=num_output_tokens
+        ),
+        link_bytes_per_s=told["link_bytes_per_s"],
     )
 
 

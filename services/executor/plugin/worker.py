@@ -31,6 +31,11 @@ class LayerwiseWorkerMixin:
         num_layers //= config.parallel_config.pipeline_parallel_size
         return layer_group_specs(specs, options.layers_per_group, num_layers=num_layers)
 
+    def weight_bytes(self) -> int:
+        """Return the bytes of this rank's weights."""
+        weights = self.get_model().parameters()  # type: ignore[attr-defined]
+        return sum(weight.nbytes for weight in weights)
+
     def compile_or_warm_up_model(self) -> Any:
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
         get_kv_transfer_group().start_pinning()

@@ -7,6 +7,7 @@ and travels with the step, so that all ranks do the same.
 import multiprocessing
 import time
 from collections.abc import Iterable
+from dataclasses import asdict, replace
 from typing import Any
 
 import structlog
@@ -159,15 +160,20 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
                 f"max_model_len={self.max_model_len} that does not fit the pool needs {most}"
             )
 
-    def describe(self) -> dict[str, float]:
-        """Return what the host holds, in tokens, a token's bytes, and the idle link's rate."""
-        shape, links = self.engine.shape, self.connector.calibration
+    def describe(self) -> dict[str, Any]:
+        """Return the engine's shape with all of the host's slots, in plain data, what the host
+        holds, in tokens, a token's bytes, and the idle link's rate.
+        """
+        num_slots = self.block_owner.host.num_slots
+        shape = replace(self.engine.shape, num_host_blocks=num_slots)
+        links = self.connector.calibration
         rate = LinkRate()
         if links is not None:
             rate.calibrate(links.small_h2d, links.large_h2d)
         tokens_per_block = shape.block_size / shape.num_groups
         return {
-            "num_host_tokens": int(self.block_owner.host.num_slots * tokens_per_block),
+            "shape": asdict(shape),
+            "num_host_tokens": int(num_slots * tokens_per_block),
             "token_bytes": int(shape.block_bytes / tokens_per_block),
             "link_bytes_per_s": rate.bytes_per_s or 0.0,
         }

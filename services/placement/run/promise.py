@@ -6,6 +6,7 @@ sizes add up in one sum.
 """
 
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 
 from services.placement.run.types import RunRequest, RunSnapshot, StepCosts
 from services.placement.types import RequestId
@@ -18,6 +19,15 @@ MOST_PREFILL_FRAC = 0.8
 LEAST_TURNS = 4  # requests that the pool must hold: with fewer a turn wastes too much
 LEAST_TURN_S = 2.0  # that a reader has in hand, beside ways, who is parked for a newcomer
 MOST_TURN_S = 20.0  # that readers may need in hand for the link to carry all ways back
+
+
+class Limit(StrEnum):
+    """What keeps an engine from more readers."""
+
+    POOL = "pool"
+    SEATS = "seats"  # requests in one step
+    LINK = "link"
+    HOST = "host"
 
 
 def reading_fracs(snapshot: RunSnapshot, members: Sequence[RunRequest]) -> dict[RequestId, float]:
@@ -114,9 +124,12 @@ class Promise:
 
     def holds(self, members: Sequence[RunRequest]) -> bool:
         """Return whether the pool sustains the reading of all, and the host keeps all."""
+        return self._snapshot.costs is not None and self.limit(members) is None
+
+    def limit(self, members: Sequence[RunRequest]) -> Limit | None:
+        """Return what cannot be promised to all, if anything; costs must be known."""
         engine, costs = self._snapshot.engine, self._snapshot.costs
-        if costs is None:
-            return False
+        assert costs is not None
         step_s = _full_step_s(self._snapshot, costs, members)
         reads = [_reading_frac(request, step_s) for request in members]
         ends = [self._ends.get(r.request_id) or self._end(r) for r in members]
@@ -133,12 +146,13 @@ class Promise:
             num_seats += share
             num_own = num_blocks - sum(map(self._snapshot.prefix_blocks, request.prefixes))
             largest = max(largest, num_own)
-        return (
-            used.num_blocks <= PROMISED_FRAC * engine.num_blocks - PACKING_FRAC * largest
-            and num_seats <= PROMISED_FRAC * engine.max_num_seqs
-            and turn_s <= MOST_TURN_S
-            and self.keeps(members)
-        )
+        if used.num_blocks > PROMISED_FRAC * engine.num_blocks - PACKING_FRAC * largest:
+            return Limit.POOL
+        if num_seats > PROMISED_FRAC * engine.max_num_seqs:
+            return Limit.SEATS
+        if turn_s > MOST_TURN_S:
+            return Limit.LINK
+        return None if self.keeps(members) else Limit.HOST
 
     def _end(self, request: RunRequest) -> tuple[int, float]:
         """Return a request's blocks when its answer ends, and how long the link brings them."""

@@ -98,6 +98,19 @@ def test_earlier_turns_go_along_until_the_conversation_begins_anew() -> None:
             id="a-second-turn",
         ),
         pytest.param(
+            {"arrived_s": (1.5, 2.5, 3.0, 3.1, 3.2), "num_tokens": 5, "num_thoughts": 2},
+            10.0,
+            "TTFT 500 ms, of the answer 2000 ms, 5 tokens, 2 of them thoughts, "
+            "10.0 tokens/s of 10, 0 late",
+            id="thoughts-first",
+        ),
+        pytest.param(
+            {"num_thoughts": 3, "finish_reason": "length"},
+            10.0,
+            "TTFT 500 ms, of the answer -, 3 tokens, 3 of them thoughts, 0 late, cut off",
+            id="nothing-but-thoughts",
+        ),
+        pytest.param(
             {"arrived_s": (1.5, 1.5, 1.5)}, None, "TTFT 500 ms, 3 tokens", id="all-at-once"
         ),
     ],

@@ -1,5 +1,8 @@
 """Readers are dealt to the benchmark's requests, and to nothing else."""
 
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -103,6 +106,48 @@ async def test_a_failure_is_told_and_not_heard() -> None:
 
     assert readers.heard == []
     assert readers.failures == ["ConnectionError: gone"]
+
+
+class FakeSession:
+    """A session whose every answer is the same stream of choices."""
+
+    status, reason = 200, "OK"
+
+    def __init__(self, *choices: dict[str, Any]) -> None:
+        self._choices = choices
+
+    @asynccontextmanager
+    async def post(self, **options: Any) -> AsyncIterator["FakeSession"]:
+        yield self
+
+    @property
+    def content(self) -> "FakeSession":
+        return self
+
+    async def iter_any(self) -> AsyncIterator[bytes]:
+        for choice in self._choices:
+            yield f"data: {json.dumps({'choices': [choice]})}\n\n".encode()
+
+
+async def ask_and_read(request: Any, session: Any, pbar: Any = None) -> RequestFuncOutput:
+    async with session.post(url=request.api_url) as response:
+        async for _ in response.content.iter_any():
+            pass
+    return RequestFuncOutput(success=True, output_tokens=3)
+
+
+async def test_what_is_heard_tells_thoughts_from_the_answer() -> None:
+    readers = Readers(LEVELS, "openai-chat")
+    session = FakeSession(
+        {"delta": {"reasoning_content": "hm"}},
+        {"delta": {"reasoning_content": "so"}},
+        {"delta": {"content": "ab"}},
+    )
+
+    await readers.reading(ask_and_read)(make_input(), session)
+
+    (heard,) = readers.heard
+    assert (len(heard.arrived_s), heard.num_thoughts, len(heard.read_s)) == (3, 2, 1)
 
 
 @pytest.mark.parametrize(

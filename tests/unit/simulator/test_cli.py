@@ -60,6 +60,23 @@ def test_size_answers_for_each_policy(tmp_path) -> None:
     assert report["answers"]["vllm"]["trials"][0]["num_readers"] == 1
 
 
+def test_size_says_what_binds_and_what_host_memory_would_bring(tmp_path) -> None:
+    # Llama-3-8B has 131,072 bytes of KV per token, a request of 441 tokens 28 blocks of 16: 2 GB
+    # keep 34 copies, and a pool of 10,000 tokens holds 22.
+    path = tmp_path / "size.json"
+    output = call(
+        "size", "--model", "llama-3-8b", "--device", "rtx-4090", "--pool-tokens", "10000",
+        "--context", "400", "--answer", "40", "--policy", "vllm", "--ttft-s", "0.001",
+        "--host-gb", "2", "--json", str(path),
+    ).output  # fmt: skip
+    room = json.loads(path.read_text())["room"]
+
+    assert (room["num_held"], room["num_kept"], room["rate_tps"]) == (22, 34, 5.0)
+    assert output.startswith("room                 34 requests of 440 tokens are read at once")
+    assert "(limit: host)" in output
+    assert f"would keep {room['num_sustained']}" in output
+
+
 def test_size_says_what_one_reader_more_would_have_had() -> None:
     asked = ("size", *SMALL, "--context", "400", "--answer", "40", "--policy", "vllm")
 

@@ -35,6 +35,24 @@ def test_four_lines_say_pool_host_link_and_policy() -> None:
     assert "layer-wise KV on" in policy
 
 
+def test_a_line_says_how_many_readers_there_is_room_for() -> None:
+    readers = pb.ReaderCapacity(
+        num_tokens=4_096,
+        rate_tps=5.0,
+        num_held=12,
+        num_kept=14,
+        num_sustained=53,
+        limit=pb.READER_LIMIT_LINK,
+        host_bytes=64 * 10**9,
+        wanted_host_bytes=256 * 10**9,
+    )
+    lines = expectation(info(readers=readers, num_host_tokens=8_191))
+
+    assert lines[4].startswith("readers      14 requests of 4,096 tokens")
+    assert lines[4].endswith("256 GB would keep 53")
+    assert "holds less than the pool" in lines[5]
+
+
 def test_a_pool_that_holds_every_request_leaves_nothing_to_do() -> None:
     assert "nothing to do here" in expectation(info(num_pool_tokens=3 * 4_096))[4]
 

@@ -15,7 +15,7 @@ from cli.client.felt import (
     num_untimed,
     percentile,
 )
-from cli.client.felt_view import felt_table
+from cli.client.felt_view import after_thoughts, felt_table
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
 TEN_PER_S = ServiceLevel(consumption_rate_tps=10.0, pace_tail=True)
@@ -64,6 +64,9 @@ def test_a_row_by_hand() -> None:
         ttft_p50_s=pytest.approx(1.5),
         ttft_p95_s=pytest.approx(1.95),
         ttft_p99_s=pytest.approx(1.99),
+        num_thoughts=0,
+        ttfat_p50_s=pytest.approx(1.5),
+        ttfat_p95_s=pytest.approx(1.95),
         ttft_in_time_frac=0.5,
         in_time_frac=pytest.approx(5 / 6),
         num_stalls=1,
@@ -73,6 +76,24 @@ def test_a_row_by_hand() -> None:
         rebuffering_frac=pytest.approx(0.3 / 0.6),
         tokens_per_s=pytest.approx(6 / 0.9),
     )
+
+
+def test_thoughts_are_in_no_figure_but_the_first_token() -> None:
+    level = replace(TEN_PER_S, slo_ttft_s=1.0)
+    row = felt(
+        "10",
+        [
+            # Thinks from 0.5 on; the answer begins at 2.0, beyond its SLO, and is in time.
+            make_heard(level=level, arrived_s=(0.5, 0.9, 2.0, 2.1, 2.2), num_thoughts=2),
+            make_heard(level=level, arrived_s=(0.5, 0.9), num_thoughts=2),  # and no more
+        ],
+    )
+
+    assert (row.ttft_p50_s, row.num_thoughts) == (0.5, 4)
+    assert (row.ttfat_p50_s, row.ttfat_p95_s) == (2.0, 2.0)
+    assert (row.ttft_in_time_frac, row.in_time_frac, row.num_stalls) == (0.0, 1.0, 0)
+    assert row.tokens_per_s == pytest.approx(10.0)
+    assert after_thoughts(row) == "TTFT of the answer, after 4 thoughts: p50 2000, p95 2000 ms."
 
 
 def test_without_a_promise_nothing_is_late() -> None:

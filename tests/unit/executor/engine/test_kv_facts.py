@@ -1,0 +1,70 @@
+"""What an executor tells of its KV before it has served anybody."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from services.control.options import ControllerOptions
+from services.executor.engine.kv_facts import kv_facts
+from services.executor.kv_options import CONFIG_KEY
+from services.executor.types import KVFacts
+from services.placement.run.promise import Limit
+
+TOKEN_BYTES = 4 * 1_000  # four layers
+TOLD = {
+    "shape": {
+        "num_layers": 4,
+        "layers_per_group": 1,
+        "block_size": 16,
+        "num_blocks": 4 * 2_560,  # 40,960 tokens
+        "block_bytes": 16_000,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2_048,
+        "num_host_blocks": 4 * 3_855,  # 15 requests of 4,096 tokens and one more, 257 rows each
+    },
+    "num_host_tokens": 16 * 3_855,
+    "token_bytes": TOKEN_BYTES,
+    "weight_bytes": 40_960 * TOKEN_BYTES,  # as much as the pool
+    "step_s": 0.01,
+    "link_bytes_per_s": 1e9,
+}
+
+
+def facts(*, policy: str = "evenflow", max_model_len: int = 32_768, **told: Any) -> KVFacts:
+    options = ControllerOptions(policy=policy).engine_args()
+    config = SimpleNamespace(
+        additional_config={CONFIG_KEY: {}, **options},
+        cache_config=SimpleNamespace(num_gpu_blocks=4 * 2_560, block_size=16),
+        model_config=SimpleNamespace(
+            get_total_num_hidden_layers=lambda: 4, max_model_len=max_model_len
+        ),
+        parallel_config=SimpleNamespace(pipeline_parallel_size=1),
+    )
+    return kv_facts(config, TOLD | told)
+
+
+def test_readers_are_counted_by_steps_that_read_weights_and_pool() -> None:
+    readers = facts().readers
+
+    # 2,560 rows hold 9 requests of 257. A full pool's step reads twice the bytes of a short one and
+    # takes 20 ms: who reads 5 tokens/s runs 0.1 of the time, and 0.0063 on its way back, 16 ms
+    # after 2.3 s. So 79 readers have 0.106 x 79 x 257 = 2,154 rows, of 0.9 x 2,560 less half a
+    # request, 2,175; 80 would have 2,180.
+    assert readers is not None
+    assert (readers.num_tokens, readers.rate_tps) == (4_096, 5.0)
+    assert (readers.num_held, readers.num_kept, readers.num_sustained) == (9, 15, 79)
+    assert (readers.binds, readers.limit) == (Limit.HOST, Limit.POOL)
+    slower = facts(weight_bytes=TOLD["weight_bytes"] // 3).readers
+    assert slower is not None
+    assert 15 < slower.num_sustained < 0.6 * readers.num_sustained  # steps of 40 ms
+
+
+def test_a_short_context_holds_what_is_asked() -> None:
+    readers = facts(max_model_len=600).readers
+
+    assert readers is not None
+    assert readers.num_tokens == 600
+
+
+def test_of_other_policies_and_unknown_links_nothing_is_said() -> None:
+    assert facts(policy="orbitflow").readers is None
+    assert facts(link_bytes_per_s=0.0).readers is None
