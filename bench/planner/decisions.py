@@ -27,6 +27,8 @@ from services.control.prefix_cache import Column, PrefixCache
 from services.control.requests.life import State
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
+from services.control.room.capacity_guard import Need
+from services.control.shared_prefixes import Stretch
 from services.pacing.request_buffer import RequestBuffer
 from services.pacing.types import ServiceLevel
 from services.placement.presets import preset_of
@@ -130,7 +132,13 @@ class Crowded:
             record.first_token_s = -10.0
             self.ledger.scheduled([name], -10.0)
             num_host_blocks = request.num_computed_tokens // BLOCK_SIZE
-            record.kv = SimpleNamespace(mirrored=True, num_host_blocks=num_host_blocks)
+            record.kv = SimpleNamespace(
+                mirrored=True,
+                num_host_blocks=num_host_blocks,
+                trunks=(),
+                num_shared=0,
+                offloaded=(),
+            )
         return request
 
     def _run(self, request: Request) -> None:
@@ -147,6 +155,16 @@ class Crowded:
     def cached_prefix(self, request: Request) -> Sequence[Column]:
         keys, record = self.keys[request.request_id], self.records[request.request_id]
         return self.cache.find_again(record.prefix, keys, len(keys))
+
+    def stretches(self, request: Request) -> Sequence[Stretch]:
+        """Nothing is shared."""
+        return ()
+
+    def need_of(self, request: Request) -> Need:
+        return Need(self.records[request.request_id], request.num_tokens)
+
+    def num_step_load_blocks(self, needs: Sequence[Need]) -> int:
+        return 0
 
     def num_returning_bytes(self) -> int:
         return 0
