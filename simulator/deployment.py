@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from services.placement.types import EngineShape
-from simulator.device.costs import Roofline, StepLoad
+from simulator.device.costs import Roofline, StepLoad, resident_step_s
 from simulator.device.hardware import BYTES_PER_ELEMENT, Assumptions, Device, Model
 from simulator.device.step import CopyCosts
 from simulator.engine.engine import Machine
@@ -95,4 +95,4 @@ class Deployment:
         shape, costs = self.shape(), self.machine().costs
         longest = shape.num_blocks // shape.num_groups * shape.block_size
         load = StepLoad(num_decodes=1, num_context_tokens=min(longest, self.max_model_len))
-        return shape.num_layers * costs.layer_s(load) + costs.outside_s(load)
+        return resident_step_s(costs, load, num_layers=shape.num_layers)

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from services.placement.types import EngineShape, Link, Profile
-from simulator.device.costs import StepLoad
+from simulator.device.costs import StepLoad, resident_step_s
 from simulator.engine.engine import Machine
 
 
@@ -70,7 +70,7 @@ class MeasuredDeployment:
         longest = min(longest, self.engine.max_model_len or longest)
         load = StepLoad(num_decodes=1, num_context_tokens=longest)
         costs = self.machine().costs
-        return self.engine.num_layers * costs.layer_s(load) + costs.outside_s(load)
+        return resident_step_s(costs, load, num_layers=self.engine.num_layers)
 
 
 def read_decision_log(path: Path) -> MeasuredDeployment:

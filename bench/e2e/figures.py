@@ -23,6 +23,7 @@ from services.pacing.reading import (
     effective_of,
     reading_of,
 )
+from simulator.report.figures import waste
 
 NUM_RESAMPLES = 1_000
 INTERVAL_FRAC = 0.95
@@ -205,7 +206,7 @@ def run_figures(run: RunRecord) -> dict[str, float]:
         figures["tokens_per_s"] = sum(len(r.generated_s) for r in done) / seconds
         figures["requests_per_min"] = 60 * len(done) / seconds
         if run.key.leaving:
-            figures |= _waste(done, seconds)
+            figures |= waste(done, seconds)
         if all(run.slos_s):
             effective, missed = _effective_and_missed(run)
             figures["effective_tokens_per_s"] = effective / seconds
@@ -221,17 +222,6 @@ def run_figures(run: RunRecord) -> dict[str, float]:
     if step_s := run.sums.get("controller_step_s"):
         figures["controller"] = run.sums["controller_controller_s"] / step_s
     return figures
-
-
-def _waste(done: Sequence[RequestRecord], seconds: float) -> dict[str, float]:
-    """Return what of the answers is read."""
-    num_generated = sum(len(r.generated_s) for r in done)
-    num_read = sum(len(r.read_s) for r in done)
-    return {
-        "unread": 1.0 - num_read / num_generated,
-        "unmade": 1.0 - num_generated / sum(r.num_output_tokens for r in done),
-        "read_tokens_per_s": num_read / seconds,
-    }
 
 
 def _effective_and_missed(run: RunRecord) -> tuple[float, float]:

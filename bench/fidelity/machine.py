@@ -20,7 +20,7 @@ from bench.e2e.systems import (
 )
 from bench.fidelity.steps import DecodeStep, decode_steps, mixed_steps
 from services.placement.types import EngineShape
-from simulator.device.costs import LinearCosts, StepLoad
+from simulator.device.costs import LinearCosts, StepLoad, resident_step_s
 from simulator.device.step import NO_COSTS, CopyCosts
 from simulator.engine.engine import Machine
 
@@ -142,7 +142,7 @@ def _prompt_token_s(device: Device, outside_s: float, runs: Sequence[RunRecord])
                 num_context_tokens=step.num_context_tokens,
                 chunks=[(chunk, 0)],
             )
-            full_s = NUM_LAYERS * costs.layer_s(load) + costs.outside_s(load)
+            full_s = resident_step_s(costs, load, num_layers=NUM_LAYERS)
             low, high = FULL_CHUNK_SPAN
             if low * full_s < step.seconds < high * full_s:
                 rests_s.append((step.seconds - full_s) / chunk)

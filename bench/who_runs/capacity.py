@@ -7,7 +7,7 @@ from math import inf
 from statistics import fmean
 
 from services.placement.types import EngineShape
-from simulator.device.costs import Costs, StepLoad
+from simulator.device.costs import Costs, StepLoad, prompt_alone_s, resident_step_s
 from simulator.report.figures import quantile
 from simulator.workload import ArrivingRequest
 
@@ -39,7 +39,8 @@ class Capacity:
         held = self.num_held
         num_context_tokens = int(held * self._num_context_tokens)
         load = StepLoad(num_decodes=max(1, int(held)), num_context_tokens=num_context_tokens)
-        return self._step_s(load) / held
+        step_s = resident_step_s(self.costs, load, num_layers=self.shape.num_layers)
+        return step_s / held
 
     @property
     def _num_context_tokens(self) -> float:
@@ -47,12 +48,13 @@ class Capacity:
 
     def prompt_s(self, num_tokens: int) -> float:
         """Return how long a prompt takes, alone in its steps."""
-        size = self.shape.max_num_batched_tokens
-        chunks = ((min(size, num_tokens - at), at) for at in range(0, num_tokens, size))
-        return sum(self._step_s(StepLoad(chunks=(chunk,))) for chunk in chunks)
-
-    def _step_s(self, load: StepLoad) -> float:
-        return self.shape.num_layers * self.costs.layer_s(load) + self.costs.outside_s(load)
+        shape = self.shape
+        return prompt_alone_s(
+            self.costs,
+            num_tokens,
+            num_layers=shape.num_layers,
+            max_tokens=shape.max_num_batched_tokens,
+        )
 
 
 def first_tokens(

@@ -12,6 +12,7 @@ import httpx
 
 from cli.client.endpoint import AnswerError as AnswerError
 from cli.client.endpoint import Endpoint, RefusedError, UnreachableError
+from cli.client.felt import TimedTokens
 from services.pacing.attainment import DELIVERY_TOLERANCE_S, tpot_s
 from services.pacing.reading import reading_of
 
@@ -22,31 +23,14 @@ THOUGHT = ("reasoning_content", "reasoning")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PacedAnswer:
+class PacedAnswer(TimedTokens):
     """One answer as its client saw it. Times are seconds on one clock."""
 
     text: str
     num_prompt_tokens: int  # as the server counted; 0 for an answer that was left
     num_tokens: int  # as the server counted; those that arrived for an answer that was left
     num_cached_tokens: int = 0  # of the prompt, not computed again; 0 for an answer that was left
-    sent_s: float
-    arrived_s: tuple[float, ...]  # one per token
-    num_thoughts: int = 0  # of these tokens, before the first of the answer
     finish_reason: str = ""  # as the server said it; empty for an answer that was left
-
-    @property
-    def ttft_s(self) -> float:
-        return self.arrived_s[0] - self.sent_s
-
-    @property
-    def read_s(self) -> tuple[float, ...]:
-        """When each token of the answer itself came; thoughts have no pace."""
-        return self.arrived_s[self.num_thoughts :]
-
-    @property
-    def ttfat_s(self) -> float | None:
-        """Time to the first token of the answer; None: nothing but thoughts came."""
-        return self.read_s[0] - self.sent_s if self.read_s else None
 
     @property
     def gaps_s(self) -> list[float]:

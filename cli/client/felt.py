@@ -30,14 +30,12 @@ DEFINITIONS: Mapping[str, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
-    """One answer as its reader got it."""
+class TimedTokens:
+    """When the tokens of an answer came, at least one."""
 
-    level: ServiceLevel  # what the reader was promised
     sent_s: float
-    arrived_s: tuple[float, ...]  # one per token, ascending, at least one
-    num_thoughts: int = 0  # of these, before the first of the answer
-    num_tokens: int  # as the server counted; more than arrived: some were told with another one
+    arrived_s: tuple[float, ...]  # one per token, ascending
+    num_thoughts: int = 0  # of these tokens, before the first of the answer
 
     @property
     def ttft_s(self) -> float:
@@ -49,9 +47,17 @@ class Heard:
         return self.arrived_s[self.num_thoughts :]
 
     @property
-    def ttfat_s(self) -> float:
-        """Time to the first token of the answer; inf: nothing but thoughts came."""
-        return self.read_s[0] - self.sent_s if self.read_s else math.inf
+    def ttfat_s(self) -> float | None:
+        """Time to the first token of the answer; None: nothing but thoughts came."""
+        return self.read_s[0] - self.sent_s if self.read_s else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard(TimedTokens):
+    """One answer as its reader got it."""
+
+    level: ServiceLevel  # what the reader was promised
+    num_tokens: int  # as the server counted; more than arrived: some were told with another one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +103,7 @@ def felt(readers: str, heard: Sequence[Heard]) -> Felt:
     """Return what these readers felt; there is at least one."""
     ttft_s = [one.ttft_s for one in heard]
     begun = [one for one in heard if one.read_s]
-    ttfat_s = [one.ttfat_s for one in begun]
+    ttfat_s = [one.ttfat_s for one in heard if one.ttfat_s is not None]
     promised = [one for one in heard if one.level.slo_ttft_s is not None]
     found = [
         reading_of(one.read_s, release_interval_s(one.level))
@@ -144,7 +150,8 @@ def _name(rate_tps: float | None) -> str:
 
 
 def _is_in_time(one: Heard) -> bool:
-    return one.level.slo_ttft_s is not None and one.ttfat_s <= one.level.slo_ttft_s
+    slo_s, ttfat_s = one.level.slo_ttft_s, one.ttfat_s
+    return slo_s is not None and ttfat_s is not None and ttfat_s <= slo_s
 
 
 def _gaps(found: Sequence[Reading]) -> int:

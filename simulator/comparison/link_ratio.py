@@ -5,7 +5,7 @@ from statistics import fmean
 
 from services.placement.link_ratio import link_ratio
 from services.placement.types import EngineShape
-from simulator.device.costs import StepLoad
+from simulator.device.costs import StepLoad, resident_step_s
 from simulator.engine.engine import Machine
 from simulator.workload import ArrivingRequest
 
@@ -21,10 +21,8 @@ def workload_link_ratio(
     mean = fmean(r.num_prompt_tokens + r.num_output_tokens / 2 for r in requests)
     num_requests = max(1, min(shape.max_num_seqs, int(pool_tokens / mean)))
     load = StepLoad(num_decodes=num_requests, num_context_tokens=int(num_requests * mean))
-    costs = machine.costs
-    step_s = shape.num_layers * costs.layer_s(load) + costs.outside_s(load)
     return link_ratio(
         link_bytes_per_s=machine.link_bytes_per_s,
-        step_s=step_s,
+        step_s=resident_step_s(machine.costs, load, num_layers=shape.num_layers),
         pool_bytes=shape.num_blocks * shape.block_bytes,
     )

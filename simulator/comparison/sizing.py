@@ -13,7 +13,7 @@ from services.placement.run.reader_capacity import (
 from services.placement.run.types import StepCosts
 from services.placement.types import RequestId
 from simulator.deployment import Deployment
-from simulator.device.costs import StepLoad
+from simulator.device.costs import StepLoad, prompt_alone_s, resident_step_s
 from simulator.engine.records import RunRecord
 from simulator.report.figures import figures, quantile
 from simulator.workload import ArrivingRequest
@@ -97,16 +97,15 @@ def _step_costs(deployment: Deployment, num_prompt_tokens: int) -> StepCosts:
     shape, costs = deployment.shape(), deployment.machine().costs
     num_pool_tokens = shape.num_blocks // shape.num_groups * shape.block_size
 
-    def step_s(load: StepLoad) -> float:
-        return shape.num_layers * costs.layer_s(load) + costs.outside_s(load)
-
-    base_s = step_s(StepLoad(num_decodes=1))
-    full_s = step_s(StepLoad(num_decodes=1, num_context_tokens=num_pool_tokens))
-    most = shape.max_num_batched_tokens
-    chunks = [(min(most, num_prompt_tokens - at), at) for at in range(0, num_prompt_tokens, most)]
-    prompt_s = sum(step_s(StepLoad(chunks=(chunk,))) for chunk in chunks)
+    num_layers = shape.num_layers
+    short = StepLoad(num_decodes=1)
+    full = StepLoad(num_decodes=1, num_context_tokens=num_pool_tokens)
+    base_s, full_s = (resident_step_s(costs, one, num_layers=num_layers) for one in (short, full))
+    prompt_s = prompt_alone_s(
+        costs, num_prompt_tokens, num_layers=num_layers, max_tokens=shape.max_num_batched_tokens
+    )
     return StepCosts(
-        outside_s=costs.outside_s(StepLoad(num_decodes=1)),
+        outside_s=costs.outside_s(short),
         base_s=base_s,
         token_s=0.0,
         context_s=(full_s - base_s) / num_pool_tokens,

@@ -49,6 +49,18 @@ class Costs(Protocol):
         """Return what each of a layer's two all-reduces sends over the link of the copies, >= 0."""
 
 
+def resident_step_s(costs: Costs, load: StepLoad, *, num_layers: int) -> float:
+    """Return the length of a step that waits for no copy."""
+    return num_layers * costs.layer_s(load) + costs.outside_s(load)
+
+
+def prompt_alone_s(costs: Costs, num_tokens: int, *, num_layers: int, max_tokens: int) -> float:
+    """Return how long a prompt takes, alone in its steps of at most `max_tokens`."""
+    chunks = [(min(max_tokens, num_tokens - at), at) for at in range(0, num_tokens, max_tokens)]
+    loads = [StepLoad(chunks=(chunk,)) for chunk in chunks]
+    return sum([resident_step_s(costs, load, num_layers=num_layers) for load in loads])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearCosts:
     """What the emulated device of the lab takes, and what a `Profile` says.

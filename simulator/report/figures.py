@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import inf
+from typing import Protocol
 
 from services.pacing.attainment import (
     DELIVERY_TOLERANCE_S,
@@ -207,19 +208,28 @@ def _rates(done: Sequence[Outcome]) -> dict[str, float]:
         "tokens_per_s": num_tokens / seconds,
         "requests_per_min": 60.0 * len(done) / seconds,
         **streaming.figures(done, seconds),
-        **_waste(done, seconds),
+        **(waste(done, seconds) if any(o.leaves_after is not None for o in done) else {}),
     }
 
 
-def _waste(done: Sequence[Outcome], seconds: float) -> dict[str, float]:
-    """Return what of the answers is read, unless all readers stay."""
-    if all(outcome.leaves_after is None for outcome in done):
-        return {}
-    num_generated = sum(len(outcome.generated_s) for outcome in done)
-    num_read = sum(len(outcome.read_s) for outcome in done)
+class Answer(Protocol):
+    """What was made of an answer, and what of it is read."""
+
+    @property
+    def generated_s(self) -> Sequence[float]: ...
+    @property
+    def read_s(self) -> Sequence[float]: ...
+    @property
+    def num_output_tokens(self) -> int: ...
+
+
+def waste(answers: Sequence[Answer], seconds: float) -> dict[str, float]:
+    """Return what of answers with tokens is never read or never made, as shares."""
+    num_generated = sum(len(answer.generated_s) for answer in answers)
+    num_read = sum(len(answer.read_s) for answer in answers)
     return {
         "unread": 1.0 - num_read / num_generated,
-        "unmade": 1.0 - num_generated / sum(outcome.num_output_tokens for outcome in done),
+        "unmade": 1.0 - num_generated / sum(answer.num_output_tokens for answer in answers),
         "read_tokens_per_s": num_read / seconds,
     }
 

@@ -174,9 +174,8 @@ def test_one_that_is_preempted_finds_its_own_blocks_until_others_have_them() -> 
     sim.owner.check_integrity()
 
 
-def test_what_was_not_copied_is_found_in_the_pool_and_copied_then() -> None:
-    sim = Simulation(seed=1, depth=0, num_blocks=100, max_mirrored=0)
-    sharing(sim)
+def partly_copied(sim: Simulation) -> RequestKV:
+    """Return a request of `PROMPT` that has some of its blocks on the host, and no more to come."""
     first = sim.admit(ALL_RESIDENT, prompt=PROMPT)
     sim.step({first.request_id: len(PROMPT) * BLOCK_SIZE + 1})
     sim.max_mirrored = 1
@@ -184,6 +183,13 @@ def test_what_was_not_copied_is_found_in_the_pool_and_copied_then() -> None:
         settled(sim, num_steps=1)
     sim.max_mirrored = 0
     settled(sim)
+    return first
+
+
+def test_what_was_not_copied_is_found_in_the_pool_and_copied_then() -> None:
+    sim = Simulation(seed=1, depth=0, num_blocks=100, max_mirrored=0)
+    sharing(sim)
+    first = partly_copied(sim)
     num_copied = first.num_host_blocks
     assert 0 < num_copied < LENGTH
     assert sim.park(first.request_id) == num_copied * BLOCK_SIZE
@@ -207,13 +213,7 @@ def test_a_few_blocks_more_than_the_host_has_are_not_waited_for(
 ) -> None:
     sim = Simulation(seed=1, depth=0, num_blocks=100, max_mirrored=0)
     sharing(sim).min_tokens = least * BLOCK_SIZE
-    first = sim.admit(ALL_RESIDENT, prompt=PROMPT)
-    sim.step({first.request_id: len(PROMPT) * BLOCK_SIZE + 1})
-    sim.max_mirrored = 1
-    while not first.num_host_blocks:
-        settled(sim, num_steps=1)
-    sim.max_mirrored = 0
-    settled(sim)
+    first = partly_copied(sim)
     num_copied = first.num_host_blocks
     assert 2 <= LENGTH - num_copied < LENGTH
     sim.park(first.request_id)
