@@ -1,9 +1,10 @@
-"""Ends the engine process when the front process is gone.
+"""Ends a process of the engine when the process that started it is gone.
 
-vLLM's workers notice the death of EngineCore, but EngineCore outlives a front that was killed and
-would keep the accelerator's memory.
+EngineCore outlives a front that was killed, and would keep the accelerator's memory. A worker
+notices the death of EngineCore by itself, but its orderly end may hang.
 """
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -14,6 +15,7 @@ from multiprocessing.connection import wait
 from vllm import envs
 
 
+@functools.cache
 def end_with_parent() -> None:
     """Watch the process that started this one, from a thread. Does nothing in a main process.
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from services.executor.engine.parent_watch import end_with_parent
 from services.executor.plugin.attention_memo import build_once, install_memo
 from services.executor.plugin.block_tables import StackedBlockTables
 from services.executor.plugin.cpu_executor import nap_between_looks
@@ -24,6 +25,7 @@ class EvenflowCPUWorker(CPUWorker):  # type: ignore[misc]
     """
 
     def init_device(self) -> None:
+        end_with_parent()
         nap_between_looks()
         allow_tiles()
         super().init_device()

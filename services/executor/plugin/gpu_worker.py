@@ -6,6 +6,7 @@ import structlog
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu_worker import Worker
 
+from services.executor.engine.parent_watch import end_with_parent
 from services.executor.plugin.flash_attention import install_memo
 from services.executor.plugin.full_graphs import forbid_full_graphs_v1, forbid_full_graphs_v2
 from services.executor.plugin.worker import LayerwiseWorkerMixin
@@ -21,6 +22,10 @@ class LayerwiseGPUWorker(LayerwiseWorkerMixin, Worker):  # type: ignore[misc]
     """vLLM's GPU worker with layer groups."""
 
     _needs_hooks = False  # this step's layers
+
+    def init_device(self) -> None:
+        end_with_parent()
+        super().init_device()
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         install_memo()
