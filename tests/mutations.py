@@ -445,7 +445,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a request that leaves is called back without the layers that it gave up",
-        "services/control/line.py",
+        "services/control/run_order.py",
         "            if decision.offloads or is_whole(record.kv):\n",
         "            if True:\n",
         ("tests/unit/executor/scheduler/test_admitting.py",),
@@ -498,6 +498,20 @@ MUTATIONS = (
         "        for request in line:\n            queue.add_request(request)\n",
         "        for request in all_waiting:\n            queue.add_request(request)\n",
         ("tests/unit/executor/scheduler/test_admitting.py",),
+    ),
+    Mutation(
+        "blocks that a stopped reader's request keeps are given away",
+        f"{EXECUTOR}/scheduler/whole_engine.py",
+        "if self._records[name].holds:",
+        "if False:",
+        ("tests/integration/test_whole_policy.py",),
+    ),
+    Mutation(
+        "what ended requests had in common is remembered",
+        f"{EXECUTOR}/scheduler/common_prefixes.py",
+        "                del self._blocks[one]\n",
+        "                pass\n",
+        ("tests/unit/executor/scheduler/test_common_prefixes.py",),
     ),
     Mutation(
         "agents leave people no room",

@@ -18,7 +18,12 @@ from lab.engine.block_count import FormulaCheck
 from lab.models import NUM_LAYERS, exactness_model
 from lab.slow_device.emulated_device import LayerTime, emulate
 from services.control.options import ControllerOptions
-from services.executor.engine.config import CPU_EXECUTOR, use_layerwise_scheduler
+from services.executor.engine.config import (
+    ASYNC_SCHEDULER,
+    CPU_EXECUTOR,
+    SYNC_SCHEDULER,
+    use_layerwise_scheduler,
+)
 from services.executor.kv_options import KVOptions
 
 ENVIRONMENT = {
@@ -61,12 +66,12 @@ EXACTNESS = Model(directory=exactness_model, num_layers=NUM_LAYERS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCase:
-    """How an engine is started. `kv` None is stock vLLM."""
+    """How an engine is started. `kv` None: stock vLLM; with a `controller` a run policy on it."""
 
     num_blocks: int  # of the pool; stock vLLM's blocks hold all layers
     model: Model = EXACTNESS
     kv: KVOptions | None = None
-    controller: ControllerOptions | None = None  # needs `kv`
+    controller: ControllerOptions | None = None
     layer_time: LayerTime | None = None  # of an emulated device; needs `kv`
     block_size: int = 32
     max_model_len: int = 1024
@@ -151,9 +156,12 @@ def make_engine(case: EngineCase) -> Any:
     if case.num_ranks > 1:
         config.parallel_config.distributed_executor_backend = CPU_EXECUTOR
         _fork_workers()
+    if case.controller is not None:
+        config.additional_config |= case.controller.engine_args()
+        config.scheduler_config.scheduler_cls = (
+            ASYNC_SCHEDULER if case.asynchronous else SYNC_SCHEDULER
+        )
     if case.kv is not None:
-        if case.controller is not None:
-            config.additional_config |= case.controller.engine_args()
         use_layerwise_scheduler(config)
         if case.layer_time is not None:
             emulate(config, case.layer_time)
@@ -208,8 +216,9 @@ class StepRunner:
                 _record(outcome, output)
             outcome.num_steps += 1
             counters.after_step(outcome)
-            if check and self.case.kv is not None:
+            if check and (self.case.kv or self.case.controller):
                 self.scheduler.check_integrity()
+            if check and self.case.kv is not None:
                 outcome.formula.after_step(self.scheduler)
             assert outcome.num_steps < MAX_STEPS, "the engine makes no progress"
         self._drain()

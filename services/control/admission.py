@@ -11,7 +11,6 @@ from typing import Generic
 
 from services.control.engine import RequestT
 from services.control.kv import KVT
-from services.control.line import Line
 from services.control.measures.rates import Rates
 from services.control.options import ControllerOptions
 from services.control.requests.life import State
@@ -19,6 +18,7 @@ from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import SchedulerRequest
 from services.control.run_log import RunLog
+from services.control.run_order import RunOrder
 from services.control.shared_prefixes import shared_prefixes
 from services.control.step_meter import StepMeter
 from services.placement.presets import Run
@@ -40,11 +40,11 @@ class Admission(Generic[RequestT, KVT]):
     """One engine's decision in force."""
 
     def __init__(
-        self, policy: Run, line: Line[RequestT, KVT], ledger: RequestLedger, meter: StepMeter
+        self, policy: Run, order: RunOrder[RequestT, KVT], ledger: RequestLedger, meter: StepMeter
     ) -> None:
         self.decision: RunDecision | None = None  # None: the policy has not decided yet
         self.num_decisions = 0
-        self._policy, self._engine, self._line = policy, line.engine, line
+        self._policy, self._engine, self._order = policy, order.engine, order
         self._ledger, self._meter = ledger, meter
         self._valid_until_s = -math.inf
 
@@ -79,7 +79,7 @@ class Admission(Generic[RequestT, KVT]):
                 record = self._engine.records[request.request_id]
                 record.num_parks += 1
                 self._engine.park(record)
-        self._line.obey(decision)
+        self._order.obey(decision)
 
     def _new_reasons(self, decision: RunDecision, snapshot: RunSnapshot) -> list[Reason]:
         """Remember why each request runs or waits."""
@@ -120,7 +120,7 @@ class Admission(Generic[RequestT, KVT]):
 
     def _h2d_free_frac(self, rates: Rates) -> float:
         """Return the share of the link's time that the batch's own loads leave."""
-        num_blocks = self._engine.num_step_load_blocks(self._line.active_needs())
+        num_blocks = self._engine.num_step_load_blocks(self._order.active_needs())
         if not num_blocks or not rates.h2d_bytes_per_s:
             return 1.0
         load_s = num_blocks * self._engine.shape.block_bytes / rates.h2d_bytes_per_s
@@ -175,7 +175,7 @@ class Admission(Generic[RequestT, KVT]):
         """Return how many leading tokens have a complete copy on the host, cached or its own."""
         kv = record.kv
         if kv is None:
-            num_blocks = len(self._line.cached_prefix(request))
+            num_blocks = len(self._order.cached_prefix(request))
         else:
             num_blocks = kv.num_host_blocks if kv.mirrored else 0
         return num_blocks * self._engine.shape.block_size

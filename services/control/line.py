@@ -5,27 +5,24 @@ order; else it is the whole queue. A request is moved on towards running while i
 one that is cached in part begins with that, and a parked one is brought back.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Generic
 
 from services.control.engine import Engine, RequestT
-from services.control.kv import KVT, is_whole, only_shares
+from services.control.kv import KVT, only_shares
 from services.control.measures.rates import Rates
-from services.control.prefix_cache import Column
 from services.control.requests.life import State
-from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import Need
 from services.control.room.resumes import Resumes, num_host_tokens
+from services.control.run_order import RunOrder
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import LinkAndStep, ResumeWay
 from services.placement.run.types import RunDecision
-from services.placement.types import RequestId
 
 
-class Line(Generic[RequestT, KVT]):
-    """Orders the queue, and prepares the requests at its head."""
+class Line(RunOrder[RequestT, KVT]):
+    """Prepares the requests at the head of the queue."""
 
     def __init__(
         self,
@@ -34,38 +31,13 @@ class Line(Generic[RequestT, KVT]):
         rates: Callable[[], Rates],
     ) -> None:
         """`rates`: of the moment."""
-        self.decision: RunDecision | None = None  # in force; None: every request may run
-        self.engine, self.resumes, self._rates = engine, resumes, rates
-        self._ranks: dict[RequestId, int] = {}  # of the requests that the decision lets run
+        super().__init__(engine)
+        self.resumes, self._rates = resumes, rates
 
     def obey(self, decision: RunDecision | None) -> None:
-        """Let a decision hold from the next step on; None: the queue is the engine's own."""
-        self.decision = decision
-        if decision is None:
-            return
-        self._ranks = {name: number for number, name in enumerate(decision.run)}
-        self.resumes.allow(decision.allowed_ways)
-        for name, record in self.engine.records.items():
-            if record.state is not State.LEAVING or name not in self._ranks:
-                continue
-            # It had tokens in flight, and has not left yet. If it has given layers up meanwhile it
-            # leaves, and comes back as a whole: with layers on the host it would slow each step.
-            if decision.offloads or is_whole(record.kv):
-                record.enter(State.PAUSED)
-
-    # -- the order ---------------------------------------------------------------------------
-
-    def requests(self) -> Iterable[RequestT]:
-        """Return the requests that may be admitted, in order."""
-        if self.decision is None:
-            return self.engine.waiting
-        ranks = self._ranks
-        named = [request for request in self.engine.waiting if request.request_id in ranks]
-        return sorted(named, key=lambda request: ranks[RequestId(request.request_id)])
-
-    def eligible(self) -> Iterator[RequestT]:
-        """Yield those of the line that nothing holds."""
-        return (request for request in self.requests() if not self.record_of(request).is_held)
+        super().obey(decision)
+        if decision is not None:
+            self.resumes.allow(decision.allowed_ways)
 
     def next_in_line(self) -> list[RequestT]:
         """Return the requests to make room for: those being prepared, and the first of the rest.
@@ -89,15 +61,7 @@ class Line(Generic[RequestT, KVT]):
             return None  # no request overtakes one that has yet to find room
         return num_host_tokens(record)
 
-    def record_of(self, request: RequestT) -> RequestRecord[KVT]:
-        return self.engine.records[request.request_id]
-
     # -- room --------------------------------------------------------------------------------
-
-    def active_needs(self) -> list[Need[KVT]]:
-        """Return what the running requests that are not held need, in scheduling order."""
-        running = self.engine.running
-        return [self.engine.need_of(one) for one in running if not self.record_of(one).is_held]
 
     def make_room(self) -> None:
         """Let the capacity guard make room for the next step and the next admission."""
@@ -135,13 +99,6 @@ class Line(Generic[RequestT, KVT]):
         for record in reversed(preparing):
             if self.resumes.put_back(record):
                 return
-
-    def cached_prefix(self, request: RequestT) -> Sequence[Column]:
-        """Return the columns that a request may begin with; none where it has begun."""
-        record = self.record_of(request)
-        if record.kv is not None or record.way is not None:
-            return ()
-        return self.engine.cached_prefix(request)
 
     def _is_coming(self, request: RequestT) -> bool:
         """Return whether a request shall wait for what others compute: twins are no use."""

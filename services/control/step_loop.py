@@ -8,13 +8,13 @@ parts that do not know each other: `Planning` says where layers live, by the pla
 from typing import Any
 
 from services.control.admission import Admission
-from services.control.line import Line
 from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
 from services.control.planning import Planning
 from services.control.plans.counts import ControllerCounts
 from services.control.plans.planner import Planner
 from services.control.requests.request_ledger import RequestLedger
+from services.control.run_order import RunOrder
 from services.control.step_meter import StepMeter
 from services.control.types import ScheduledStep, Trigger
 from services.kit.clock import Clock
@@ -32,14 +32,14 @@ class StepLoop:
     def __init__(
         self,
         options: ControllerOptions,
-        line: Line[Any, Any],
+        order: RunOrder[Any, Any],
         planner: Planner | None,
         policy: Run | None,
         now_s: Clock,
     ) -> None:
         """`policy` None: the queue is the engine's own."""
-        engine = line.engine
-        line.obey(None)  # until the policy decides
+        engine = order.engine
+        order.obey(None)  # until the policy decides
         self.counts = ControllerCounts()
         self.ledger = RequestLedger(engine.records)
         self.meter = StepMeter(
@@ -48,7 +48,7 @@ class StepLoop:
         self.planning = Planning(options, engine, planner, self.ledger, self.counts)
         self.admission: Admission[Any, Any] | None = None
         if policy is not None:
-            self.admission = Admission(policy, line, self.ledger, self.meter)
+            self.admission = Admission(policy, order, self.ledger, self.meter)
         self.begun_s = 0.0  # of the newest step: the scheduler's turn
         self._now_s = now_s
         self._was_ready = False

@@ -28,7 +28,7 @@ from services.executor.kv_options import (
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
 from services.kit.telemetry.tracing import OtlpEndpoint
-from services.placement.presets import loadable
+from services.placement.presets import loadable, preset_of
 
 NO_PLANNING = "vllm"
 DEFAULT_POLICY = "evenflow"
@@ -108,8 +108,8 @@ class ExecutorSettings(ServiceSettings):
     # Beyond what its bytes take, until a copy counts as hung.
     kv_copy_timeout_s: Limit = 30.0
 
-    # Who decides where KV is. Unset: `orbitflow` with layer-wise KV, else `vllm`. `vllm` switches
-    # layer-wise KV off; all others need it.
+    # Who decides who runs and where KV is. Unset: `evenflow` with layer-wise KV, else `vllm`.
+    # `vllm` switches layer-wise KV off; those that place layers need it.
     policy: PolicyName | None = None
     shadow_policy: PolicyName | None = None  # only compared with the policy that acts
     run_log: Path | None = None  # file that each run decision is appended to, with its input
@@ -164,8 +164,12 @@ class ExecutorSettings(ServiceSettings):
     @field_validator("policy")
     @classmethod
     def _check_policy(cls, policy: str | None, info: ValidationInfo) -> str | None:
-        if policy not in (None, NO_PLANNING) and not info.data.get("layerwise_kv"):
+        if policy is None or info.data.get("layerwise_kv"):
+            return policy
+        if preset_of(policy).needs_layers:
             raise ValueError(f"{policy} needs EVENFLOW_EXECUTOR_LAYERWISE_KV=true")
+        if policy != NO_PLANNING and info.data.get("scheduling_policy") == "priority":
+            raise ValueError(f"{policy} does not work with scheduling_policy=priority")
         return policy
 
     @field_validator("plan_max_window", "plan_max_pause_s")

@@ -46,6 +46,7 @@ class Preset:
     placing: Placing = ALL_RESIDENT
     run: Run | None = None  # None: vLLM's own order
     recomputes: bool = False  # its decisions have `uncached_blocks`: the engine makes room for them
+    needs_layers: bool = True  # without layer-wise KV there is nothing that it decides
     deposit: bool = False  # whether deposited tokens back a plan
     pause: bool = False  # whether a plan may pause for an SLO
     victim_rule: VictimRule = VictimRule.KV_AND_DEPOSIT
@@ -54,11 +55,11 @@ class Preset:
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "vllm": Preset(is_slo_blind=True),
+        "vllm": Preset(is_slo_blind=True, needs_layers=False),
         # Ours: layers leave only where no reader pays for it, else requests take turns.
-        "evenflow": Preset(placing=OPTIMISER, run=evenflow.decide),
+        "evenflow": Preset(placing=OPTIMISER, run=evenflow.decide, needs_layers=False),
         "orbitflow": Preset(placing=OPTIMISER, pause=True, deposit=True),
-        "tokenflow": Preset(run=tokenflow.decide),
+        "tokenflow": Preset(run=tokenflow.decide, needs_layers=False),
         "layerkv": Preset(
             placing=Placing(
                 rule=layerkv, replan=Replan.EVERY_STEP, needs=("profile", "h2d", "d2h")
@@ -66,7 +67,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             run=with_slo_aware_admission(fcfs.streams),
         ),
         "ellm": Preset(run=ellm.decide, recomputes=True),
-        "fcfs-chunked": Preset(run=fcfs.chunked),
+        "fcfs-chunked": Preset(run=fcfs.chunked, needs_layers=False),
     }
 )
 

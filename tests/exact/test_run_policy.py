@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from lab.engine.closed_loop import asking
-from lab.engine.step_runner import Outcome, StepRunner
+from lab.engine.step_runner import EngineCase, Outcome, StepRunner
 from lab.engine.workloads import mixed
 from lab.stack.planner_process import warm_planner
 from services.control.options import ControllerOptions
@@ -39,6 +39,7 @@ def runner(request: pytest.FixtureRequest) -> Iterator[StepRunner]:
 
 
 PARKS_EVERY = 8  # decisions
+WHOLE_BLOCKS = 37  # of all layers: two thirds of what the workload takes
 
 
 def at_random(rng: random.Random) -> Run:
@@ -91,3 +92,40 @@ def test_the_products_policy_leaves_the_tokens_exact(
         assert outcome.tokens == expected.tokens
         assert runner.scheduler.loop.admission.num_decisions >= 20
         assert (counters.num_pauses - num_pauses >= 10) is (max_in_hand_s is not None)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["synchronous", "asynchronous"])
+def whole(request: pytest.FixtureRequest) -> Iterator[StepRunner]:
+    """Yield an engine without layer-wise KV, whose pool holds some of the requests only."""
+    case = EngineCase(
+        num_blocks=WHOLE_BLOCKS,
+        controller=ControllerOptions(policy="evenflow"),
+        asynchronous=request.param,
+        prefix_caching=request.param,
+    )
+    runner = StepRunner(case)
+    yield runner
+    runner.close()
+
+
+def test_random_decisions_without_layers_leave_the_tokens_exact(
+    whole: StepRunner, expected: Outcome
+) -> None:
+    with asking(whole, "", run_policy=at_random(random.Random(2))) as loop:
+        outcome = whole.run(mixed())
+
+        assert outcome.tokens == expected.tokens
+        assert loop.admission.num_decisions >= 100
+        assert outcome.num_preemptions >= 5
+
+
+def test_the_products_policy_without_layers_leaves_the_tokens_exact(
+    whole: StepRunner, expected: Outcome
+) -> None:
+    """A policy that parks whom the batch has outgrown leaves vLLM nobody to preempt."""
+    outcome = whole.run(mixed())
+
+    assert outcome.tokens == expected.tokens
+    assert sum(whole.scheduler.loop.counts.reasons.values()) >= len(mixed())
+    assert whole.scheduler.loop.counts.reasons["outgrown"] >= 1
+    assert outcome.num_preemptions >= 1

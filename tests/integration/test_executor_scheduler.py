@@ -5,73 +5,38 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from vllm.config import set_current_vllm_config
-from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
-from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.request import RequestStatus
 
-from lab.models import exactness_model
-from services.executor.engine.config import make_config
-from services.executor.observation import RequestObservation, from_plain
+from services.executor.observation import from_plain
 from services.executor.request_tag import to_extra_args
 from services.executor.scheduler import plain_scheduler
 from services.executor.scheduler.plain_scheduler import EvenflowAsyncScheduler, EvenflowScheduler
-from services.executor.settings import ExecutorSettings
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 from services.placement.run.reason import Reason
 from services.placement.types import RequestPhase
+from tests.integration.plain_schedulers import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    make_request,
+    making,
+    observed,
+    run_step,
+    scheduler_config,
+)
 
-BLOCK_SIZE = 32
-NUM_BLOCKS = 64
 PROMISE = ServiceLevel(slo_tbt_s=0.2)
 
 
 @pytest.fixture(scope="module")
 def config() -> Any:
-    return make_config(
-        ExecutorSettings(
-            model=str(exactness_model()),
-            max_model_len=1024,
-            block_size=BLOCK_SIZE,
-            enable_prefix_caching=False,  # requests would need block hashes
-        )
-    )
+    return scheduler_config()
 
 
 @pytest.fixture(params=[EvenflowScheduler, EvenflowAsyncScheduler])
 def scheduler(request: pytest.FixtureRequest, config: Any) -> Iterator[Scheduler]:
-    config.cache_config.num_gpu_blocks = NUM_BLOCKS
-    spec = FullAttentionSpec(
-        block_size=BLOCK_SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32
-    )
-    with set_current_vllm_config(config):
-        yield request.param(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(
-                num_blocks=NUM_BLOCKS,
-                kv_cache_tensors=[],
-                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-            ),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK_SIZE,
-        )
-
-
-def make_request(
-    request_id: str, level: ServiceLevel | None, *, num_prompt_tokens: int = 40
-) -> Request:
-    return Request(
-        request_id=request_id,
-        prompt_token_ids=[0] * num_prompt_tokens,
-        sampling_params=SamplingParams(
-            max_tokens=8, extra_args=None if level is None else to_extra_args(level)
-        ),
-        pooling_params=None,
-    )
+    with making(request.param, config) as made:
+        yield made
 
 
 def test_the_configuration_names_the_scheduler_that_this_platform_takes(config: Any) -> None:
@@ -105,25 +70,6 @@ def test_a_waiting_request_that_is_aborted_leaves_no_record(scheduler: Any) -> N
 
     assert scheduler.records == {}
     scheduler.check_integrity()
-
-
-def run_step(scheduler: Any) -> None:
-    """Schedule a step and pretend that a model ran it, with token 7 for all who get one."""
-    output = scheduler.schedule()
-    ids = list(output.num_scheduled_tokens)
-    scheduler.update_from_output(
-        output,
-        ModelRunnerOutput(
-            req_ids=ids,
-            req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
-            sampled_token_ids=[[7] for _ in ids],
-        ),
-    )
-
-
-def observed(scheduler: Any) -> dict[str, RequestObservation]:
-    requests = from_plain(scheduler.observe()).requests
-    return {request.request_id: request for request in requests}
 
 
 def test_the_deposit_is_what_was_generated_and_not_yet_delivered(scheduler: Any) -> None:

@@ -14,12 +14,13 @@ from services.control.room.capacity_guard import PLANNED_SPARE_FRAC
 from services.executor.engine.options import GRAMMAR_BACKEND, read_engine_options
 from services.executor.kv_options import (
     KVOptions,
+    UncompiledOptions,
     check_supported,
     check_uncached_supported,
     max_num_active_seqs,
 )
 from services.executor.prompts.prompt_renderer import NUM_WORKERS
-from services.executor.settings import ExecutorSettings
+from services.executor.settings import NO_PLANNING, ExecutorSettings
 from services.executor.sizing import block_size_for_copies
 from services.placement.presets import preset_of
 from services.placement.run.papers.ellm import EllmRules
@@ -76,8 +77,7 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
         options["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
     if current_platform.is_cpu():
         options["worker_cls"] = CPU_WORKER
-    if settings.uses_layerwise_kv:
-        options.update(_layerwise_args(settings))
+    options.update(_policy_args(settings))
     options.update(_further_options(settings))
     options["structured_outputs_config"] = replace(
         options.get("structured_outputs_config", StructuredOutputsConfig()),
@@ -160,6 +160,16 @@ def _further_options(settings: ExecutorSettings) -> dict[str, Any]:
     if forms is not None and forms.reasoning_parser:
         raise ValueError("engine_args: reasoning_parser has a setting of its own")
     return given
+
+
+def _policy_args(settings: ExecutorSettings) -> dict[str, Any]:
+    """Return the engine arguments of whoever decides; none for stock vLLM."""
+    if settings.uses_layerwise_kv:
+        return _layerwise_args(settings)
+    if settings.acting_policy == NO_PLANNING:
+        return {}
+    options = _controller_options(settings)
+    return {"additional_config": UncompiledOptions(options.engine_args())}
 
 
 def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:

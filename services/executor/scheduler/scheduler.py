@@ -39,10 +39,10 @@ from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.kv_options import KVOptions, check_supported
 from services.executor.plugin.connector import LayerwiseConnector
 from services.executor.scheduler.coordinator import LayerwiseCoordinator
+from services.executor.scheduler.line_control import LineControl
 from services.executor.scheduler.planner_client import planner_of
 from services.executor.scheduler.reader_state import ReaderStateMixin
 from services.executor.scheduler.recovery import Recovery, error_output, share_nothing
-from services.executor.scheduler.run_control import RunControl
 from services.executor.scheduler.step_watch import StepWatch
 from services.executor.scheduler.vllm_engine import VllmEngine, engine_shape
 from services.executor.sizing import are_slots_ready_at_start, num_host_slots
@@ -94,7 +94,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         resumes = Resumes(moves, self.capacity_guard, owner.counters, block_bytes=shape.block_bytes)
         self.engine = VllmEngine(self, self.transfers, self.capacity_guard, shape)
         self.line: Line[Request, RequestKV] = Line(self.engine, resumes, self._rates)
-        self.control = RunControl(self, self.line, self.transfers, max_hold_s=options.max_pause_s)
+        self.control = LineControl(self, self.line, self.transfers, max_hold_s=options.max_pause_s)
         self.recovery = Recovery(self, owner, Losses(owner, self.transfers))
         self._coordinator.owner, self._coordinator.draft = owner, self._draft
         self._connect(manager)

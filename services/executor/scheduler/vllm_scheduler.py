@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         max_model_len: int
         max_num_active_reqs: int
         max_num_scheduled_tokens: int
+        hash_block_size: int
         log_stats: bool
         structured_output_manager: Any
 

@@ -1,0 +1,176 @@
+"""`Engine` on vLLM's own blocks: no layer of a request leaves the pool without the others.
+
+Who leaves has no copy that is counted on: it is computed again, but for what vLLM finds in its
+cache. Groups whose KV does not grow with a request, windows and states, are taken from the pool as
+they are; what a request takes of it grows in the others.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, takewhile
+from typing import Any
+
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
+from vllm.v1.request import Request
+
+from services.control.measures.link_rate import LinkRate
+from services.control.prefix_cache import Column
+from services.control.requests.life import State
+from services.control.requests.request_record import RequestRecord
+from services.control.room.capacity_guard import Need
+from services.control.shared_prefixes import Stretch
+from services.control.types import Links
+from services.executor.blocks.residency import RequestKV
+from services.executor.kv_options import max_num_active_seqs
+from services.executor.scheduler.common_prefixes import CommonPrefixes
+from services.executor.scheduler.vllm_scheduler import VllmScheduler
+from services.placement.types import EngineShape
+
+
+class WholeEngine:
+    """Reads a scheduler of vLLM's, and sends requests away."""
+
+    def __init__(
+        self, scheduler: VllmScheduler, records: Mapping[str, RequestRecord[RequestKV]]
+    ) -> None:
+        self._scheduler, self._records = scheduler, records
+        self._growing, self._fixed = _managers(scheduler)
+        self._prefixes = CommonPrefixes()
+        self._shape = self._whole_shape()
+
+    @property
+    def can_plan(self) -> bool:
+        """Whether requests take more of the pool the longer they are: else nobody need leave."""
+        return bool(self._growing)
+
+    def _whole_shape(self) -> EngineShape:
+        scheduler = self._scheduler
+        config, cache = scheduler.vllm_config, scheduler.kv_cache_manager.kv_cache_config
+        pool: Any = scheduler.kv_cache_manager.block_pool
+        first = (self._growing or self._fixed)[0]
+        return EngineShape(
+            num_layers=max(1, len(self._growing)),  # a group is as one layer
+            layers_per_group=1,
+            block_size=first.block_size,
+            num_blocks=pool.num_gpu_blocks - 1,  # one is vLLM's null block
+            block_bytes=_block_bytes(cache) * config.parallel_config.tensor_parallel_size,
+            max_num_seqs=max_num_active_seqs(config),
+            max_num_batched_tokens=config.scheduler_config.max_num_batched_tokens,
+            max_model_len=config.model_config.max_model_len,
+            max_prefill_chunk_tokens=config.scheduler_config.long_prefill_token_threshold
+            or config.scheduler_config.max_num_batched_tokens,
+        )
+
+    @property
+    def shape(self) -> EngineShape:
+        """Its sizes. Of the pool that counts which requests that are held do not keep."""
+        num_kept = 0
+        for request in self._scheduler.running:
+            name = request.request_id
+            num_kept += sum(_num_blocks(one, name) for one in self._fixed)
+            if self._records[name].holds:
+                num_kept += sum(_num_blocks(one, name) for one in self._growing)
+        if not num_kept:
+            return self._shape
+        return replace(self._shape, num_blocks=max(1, self._shape.num_blocks - num_kept))
+
+    # -- its requests ------------------------------------------------------------------------
+
+    @property
+    def records(self) -> Mapping[str, RequestRecord[RequestKV]]:
+        return self._records
+
+    @property
+    def running(self) -> Sequence[Request]:
+        return self._scheduler.running
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        waiting: Sequence[Request] = self._scheduler.waiting
+        return waiting
+
+    @property
+    def live(self) -> Iterable[Request]:
+        scheduler = self._scheduler
+        return chain(scheduler.running, scheduler.kv_holding_waiting, scheduler.waiting)
+
+    @property
+    def num_places(self) -> int:
+        return max(0, self._scheduler.max_num_active_reqs - len(self._scheduler.running))
+
+    def need_of(self, request: Request) -> Need[RequestKV]:
+        record = self._records[request.request_id]
+        return Need(record, request.num_tokens + request.num_output_placeholders)
+
+    def park(self, record: RequestRecord[RequestKV]) -> None:
+        """It leaves as soon as no token of it is in flight."""
+        if record.state is State.RUNNING or record.state is State.PAUSED:
+            record.enter(State.LEAVING)
+
+    def arrived(self, request: Request) -> None:
+        """Take in a request and what it begins with."""
+        self._prefixes.add(request.request_id, tuple(request.block_hashes))
+
+    def ended(self, request: Request) -> None:
+        self._prefixes.remove(request.request_id)
+
+    # -- their KV ----------------------------------------------------------------------------
+
+    @property
+    def num_free_blocks(self) -> int:
+        pool: Any = self._scheduler.kv_cache_manager.block_pool
+        return int(pool.get_num_free_blocks())
+
+    @property
+    def num_write_through_blocks(self) -> int:
+        return 0
+
+    def num_predicted_slots(self, _request: Request) -> int:
+        return 0
+
+    def cached_prefix(self, _request: Request) -> Sequence[Column]:
+        return ()
+
+    def coming_prefix(self, _request: Request) -> Stretch | None:
+        return None
+
+    def stretches(self, request: Request) -> Sequence[Stretch]:
+        hashed, held = self._scheduler.hash_block_size, self._shape.block_size
+        found = self._prefixes.stretches(request.request_id)
+        return [one._replace(end=one.end * hashed // held) for one in found]
+
+    def num_to_share(self, _request: Request) -> int:
+        return 0
+
+    def adopt_prefix(self, _request: Request, _columns: Sequence[Column]) -> None:
+        raise AssertionError("there is no copy to begin with")
+
+    # -- copies ------------------------------------------------------------------------------
+
+    def links(self, h2d: LinkRate, d2h: LinkRate) -> Links:
+        return Links(h2d=None, d2h=None)
+
+    def num_returning_bytes(self) -> int:
+        return 0
+
+    def num_step_load_blocks(self, _needs: Sequence[Need[RequestKV]]) -> int:
+        return 0
+
+
+def _managers(scheduler: VllmScheduler) -> tuple[list[Any], list[Any]]:
+    """Return vLLM's block managers of groups whose KV grows with a request, and of the others."""
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+    growing = [one for one in managers if isinstance(one, FullAttentionManager)]
+    return growing, [one for one in managers if one not in growing]
+
+
+def _num_blocks(manager: Any, request_id: str) -> int:
+    """Return the blocks that a request has in one group: what has left a window is null."""
+    row = manager.req_to_blocks.get(request_id, ())
+    return sum(1 for _ in takewhile(lambda block: not block.is_null, reversed(row)))
+
+
+def _block_bytes(cache: Any) -> int:
+    """Return a block's bytes on one rank."""
+    num_bytes: int = sum(tensor.size for tensor in cache.kv_cache_tensors)
+    return max(1, num_bytes // int(cache.num_blocks))
