@@ -142,7 +142,8 @@ def _add_ours(parser: argparse.ArgumentParser) -> None:
     ours.add_argument(
         "--policy",
         type=_policy,
-        help=f"what decides where KV is: {', '.join(PRESETS)}, or a preset as module:attribute",
+        help="what decides who runs and where KV is: "
+        f"{', '.join(PRESETS)}, or a preset as module:attribute",
     )
     ours.add_argument("--tool-call-parser", help="vLLM's name of the model's form of calls")
     ours.add_argument(

@@ -7,7 +7,7 @@ before any step, and check the ownership of every block after it.
 import gc
 import multiprocessing
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ class EngineCase:
     asynchronous: bool = False
     takes_adapters: bool = False  # LoRA
     prefix_caching: bool = False  # vLLM's own, in the pool
+    speculative: Mapping[str, Any] | None = None  # vLLM's `speculative_config`
     num_layers: int | None = None  # another depth than the model's; its weights are then random
 
     @property
@@ -149,6 +150,8 @@ def make_engine(case: EngineCase) -> Any:
         # vLLM's eager mode does not warm up the later stages on CPU.
         del arguments["enforce_eager"]
         arguments["compilation_config"] = {"mode": 2, "backend": "eager"}
+    if case.speculative is not None:
+        arguments["speculative_config"] = dict(case.speculative)
     if case.kv is not None:
         arguments.update(case.kv.engine_args())
     config = EngineArgs(**arguments).create_engine_config()
@@ -156,6 +159,12 @@ def make_engine(case: EngineCase) -> Any:
     if case.num_ranks > 1:
         config.parallel_config.distributed_executor_backend = CPU_EXECUTOR
         _fork_workers()
+    _use_our_scheduler(config, case)
+    return LLMEngine.from_vllm_config(config)
+
+
+def _use_our_scheduler(config: Any, case: EngineCase) -> None:
+    """Have requests scheduled as a case says; stock vLLM's scheduler where it says nothing."""
     if case.controller is not None:
         config.additional_config |= case.controller.engine_args()
         config.scheduler_config.scheduler_cls = (
@@ -165,7 +174,6 @@ def make_engine(case: EngineCase) -> Any:
         use_layerwise_scheduler(config)
         if case.layer_time is not None:
             emulate(config, case.layer_time)
-    return LLMEngine.from_vllm_config(config)
 
 
 def _fork_workers() -> None:

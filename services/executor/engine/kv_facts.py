@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from services.control.options import CONFIG_KEY as POLICY_KEY
 from services.control.options import ControllerOptions
 from services.executor.kv_options import CONFIG_KEY, layers_per_group
 from services.executor.types import KVFacts
@@ -13,7 +14,7 @@ from services.placement.run.reader_capacity import ReaderCapacity, ReadersAlike,
 from services.placement.run.types import StepCosts
 from services.placement.types import EngineShape
 
-STOCK = "vllm"  # what acts without layer-wise KV
+STOCK = "vllm"  # what acts where no policy is named
 # What readers ask, as far as an engine that has served nobody can tell, cut to its context.
 CONVERSATION_TOKENS, ANSWER_TOKENS = 4_096, 512
 PLACINGS = {ALL_RESIDENT: "all-resident", OPTIMISER: "optimiser"}
@@ -21,9 +22,10 @@ PLACINGS = {ALL_RESIDENT: "all-resident", OPTIMISER: "optimiser"}
 
 def kv_facts(vllm_config: Any, told: Mapping[str, Any]) -> KVFacts:
     """Return what is known of an engine's KV; `told`: what its process says of layer-wise KV."""
-    is_layerwise = CONFIG_KEY in (vllm_config.additional_config or {})
+    further = vllm_config.additional_config or {}
+    is_layerwise = CONFIG_KEY in further
     options = ControllerOptions.of(vllm_config)
-    policy = options.policy if is_layerwise else STOCK
+    policy = options.policy if POLICY_KEY in further else STOCK
     preset = preset_of(policy)
     deposit = options.parameters.deposit if is_layerwise else None
     num_pool_tokens = _num_pool_tokens(vllm_config)

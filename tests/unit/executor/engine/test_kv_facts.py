@@ -3,6 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from services.control.options import ControllerOptions
 from services.executor.engine.kv_facts import kv_facts
 from services.executor.kv_options import CONFIG_KEY
@@ -31,15 +33,19 @@ TOLD = {
 
 def facts(*, policy: str = "evenflow", max_model_len: int = 32_768, **told: Any) -> KVFacts:
     options = ControllerOptions(policy=policy).engine_args()
-    config = SimpleNamespace(
-        additional_config={CONFIG_KEY: {}, **options},
+    config = engine_config({CONFIG_KEY: {}, **options}, max_model_len=max_model_len)
+    return kv_facts(config, TOLD | told)
+
+
+def engine_config(additional_config: dict[str, Any], *, max_model_len: int = 32_768) -> Any:
+    return SimpleNamespace(
+        additional_config=additional_config,
         cache_config=SimpleNamespace(num_gpu_blocks=4 * 2_560, block_size=16),
         model_config=SimpleNamespace(
             get_total_num_hidden_layers=lambda: 4, max_model_len=max_model_len
         ),
         parallel_config=SimpleNamespace(pipeline_parallel_size=1),
     )
-    return kv_facts(config, TOLD | told)
 
 
 def test_readers_are_counted_by_steps_that_read_weights_and_pool() -> None:
@@ -68,3 +74,15 @@ def test_a_short_context_holds_what_is_asked() -> None:
 def test_of_other_policies_and_unknown_links_nothing_is_said() -> None:
     assert facts(policy="orbitflow").readers is None
     assert facts(link_bytes_per_s=0.0).readers is None
+
+
+@pytest.mark.parametrize("policy", ["evenflow", "vllm"])
+def test_a_policy_where_layers_cannot_leave_is_named(policy: str) -> None:
+    options = {} if policy == "vllm" else ControllerOptions(policy=policy).engine_args()
+    config = engine_config(options)
+
+    found = kv_facts(config, {})
+
+    assert not found.is_layerwise
+    assert (found.policy, found.run_policy) == (policy, "fcfs" if policy == "vllm" else policy)
+    assert found.readers is None
