@@ -10,6 +10,7 @@ MODULES = {
     "streams": "streams",
     "half-open": "half_open",
     "large-chats": "large_chats",
+    "thinking": "thinking",
     "tracker": "tracker_reports",
     "vllm": "vllm_server",
 }

@@ -57,7 +57,7 @@ CASES: tuple[Case, ...] = (
 def measure() -> list[Row]:
     with tempfile.TemporaryDirectory() as directory:
         executor = ExecutorProcess(Path(directory) / "executor.log", **ENGINE)
-        with executor.serving(), _gateway(executor.address) as edge:
+        with executor.serving(), one_gateway(executor.address, MODEL) as edge:
             asyncio.run(_case(edge, *CASES[0]))  # processes start, memory is touched
             return [
                 _settled_case(executor, edge, case) for _ in range(NUM_REPEATS) for case in CASES
@@ -77,7 +77,8 @@ def _settled_case(executor: ExecutorProcess, edge: Edge, case: Case) -> Row:
 
 
 @contextmanager
-def _gateway(executor: str) -> Iterator[Edge]:
+def one_gateway(executor: str, model: str) -> Iterator[Edge]:
+    """Run a gateway of one executor."""
     http_port, grpc_port = free_port(), free_port()
     settings = {
         "EVENFLOW_GATEWAY_HTTP_PORT": http_port,
@@ -86,7 +87,7 @@ def _gateway(executor: str) -> Iterator[Edge]:
         "EVENFLOW_GATEWAY_METRICS_PORT": 0,
         "EVENFLOW_GATEWAY_TRACKER": "",
     }
-    edge = Edge(f"http://127.0.0.1:{http_port}", f"127.0.0.1:{grpc_port}", MODEL)
+    edge = Edge(f"http://127.0.0.1:{http_port}", f"127.0.0.1:{grpc_port}", model)
     with running("services.gateway", settings=settings):
         wait_until(lambda: _is_ready(edge.url), "the gateway is ready")
         yield edge

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +15,14 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.adapters import save_adapter
 from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream
-from lab.models import VOCAB_SIZE, exactness_model
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.processes import EXIT_TIMEOUT_S, assert_gone
+from lab.thinking_model import END_OF_THOUGHT, save_thinking_model
 from tests.gateways import gateway_for
 from tests.stock_requests import PROMPT
 
 pytestmark = pytest.mark.timeout(3_600)
 
-THINK, END_OF_THOUGHT = VOCAB_SIZE - 2, VOCAB_SIZE - 1
 NOW = {END_OF_THOUGHT: 100.0}  # makes the end of the thoughts the next token, if it is allowed
 SOON = {END_OF_THOUGHT: 7.0}
 NEVER = {END_OF_THOUGHT: -100.0}
@@ -32,23 +30,6 @@ BRIEF = {"temperature": 0, "max_tokens": 16}
 ADAPTER = "tuned"
 BLOCK_SIZE = 32
 NUM_TOKENS = 2_048  # that the pool holds
-
-
-def model_that_marks_thoughts(directory: Path) -> Path:
-    """Copy the exactness model; the last two entries of its vocabulary become marks."""
-    shutil.copytree(exactness_model(), directory)
-    file = directory / "tokenizer.json"
-    tokenizer = json.loads(file.read_text())
-    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
-    for id, mark in ((THINK, "<think>"), (END_OF_THOUGHT, "</think>")):
-        (old,) = (entry for entry, number in vocabulary.items() if number == id)
-        del vocabulary[old]
-        vocabulary[mark] = id
-        added = dict(tokenizer["added_tokens"][0], id=id, content=mark, special=False)
-        tokenizer["added_tokens"].append(added)
-    del tokenizer["model"]["merges"][-2:]  # those that made the old entries
-    file.write_text(json.dumps(tokenizer))
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +40,7 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProce
     save_adapter(adapter)
     process = ExecutorProcess(
         directory / "executor.log",
-        MODEL=model_that_marks_thoughts(directory / MODEL),
+        MODEL=save_thinking_model(directory / MODEL),
         REASONING_PARSER="deepseek_r1",
         LORA_MODULES=json.dumps({ADAPTER: str(adapter)}),
         MAX_MODEL_LEN=NUM_TOKENS,
