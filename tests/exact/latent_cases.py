@@ -32,4 +32,4 @@ def latent_case(backend: str = "CPU_MLA", *, num_ranks: int = 1) -> EngineCase:
 
 def alone() -> list[Arrival]:
     """Return one request that takes more than the pool."""
-    return [Arrival(request_id="l", prompt=make_prompt(870, seed=3), num_output_tokens=130)]
+    return [Arrival(request_id="l", prompt=make_prompt(950, seed=3), num_output_tokens=60)]
