@@ -26,7 +26,7 @@ from lab.models import exactness_fingerprint
 from lab.stack.processes import ROOT
 from tests.exact import latent_cases
 from tests.exact.cases import make_case
-from tests.exact.latent_cases import alone, latent_case
+from tests.exact.latent_cases import aborted, alone, latent_case
 from tests.stock_recipe import run_apart, stock_recipe
 
 FOLDER = ROOT / ".cache" / "reference"
@@ -58,7 +58,7 @@ def turn_by_turn(run: Run) -> Outcome:
 
 
 def latent(run: Run) -> dict[str, Outcome]:
-    return {"mixed": run(mixed()), "alone": run(alone())}
+    return {"mixed": run(mixed()), "aborts": run(aborted()), "alone": run(alone())}
 
 
 def bfloat16(run: Run) -> dict[str, Outcome]:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from services.executor.model_kinds import (
+    layers_in_words,
     longest_context,
     read_config,
     refusal_of_files,
@@ -97,6 +98,30 @@ def test_models_of_more_than_text_are_judged_by_their_text(tmp_path: Path) -> No
 
     assert refusal is not None
     assert "sliding windows beside full attention" in refusal
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (LLAMA, "32 of full attention"),
+        (GEMMA_3_27B, "52 of sliding windows, 10 of full attention"),
+        ({}, ""),
+    ],
+)
+def test_layers_are_counted_by_kind(config: dict[str, Any], words: str) -> None:
+    assert layers_in_words(config, max_model_len=8192, may_leave=False) == words
+
+
+@pytest.mark.parametrize(
+    ("config", "max_model_len", "num"),
+    [(DEEPSEEK_V3, 8192, "all"), (GEMMA_3_27B, 8192, "10"), (GEMMA_3_27B, 1024, "all")],
+)
+def test_it_is_said_how_many_layers_may_leave(
+    config: dict[str, Any], max_model_len: int, num: str
+) -> None:
+    words = layers_in_words(config, max_model_len=max_model_len, may_leave=True)
+
+    assert words.endswith(f": {num} may leave the pool")
 
 
 def test_the_executor_says_no_before_it_loads_anything(tmp_path: Path) -> None:
