@@ -69,6 +69,7 @@ RECIPES: dict[str, tuple[EngineCase, Callable[[Run], dict[str, Outcome]]]] = {
     "float32": (make_case(), float32),
     "bfloat16": (make_case(dtype="bfloat16"), bfloat16),
     "latent-float32": (latent_case(), latent),
+    "latent-tensor-parallel": (latent_case(num_ranks=2), latent),
     "latent-bfloat16": (latent_case("AMX_MLA"), latent),
 }
 

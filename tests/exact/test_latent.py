@@ -24,7 +24,7 @@ HAS_TILES = torch.cpu._is_amx_tile_supported()
 CASES = [
     pytest.param(("latent-float32", latent_case()), id="reference"),
     pytest.param(
-        ("latent-float32", latent_case(num_ranks=2)),
+        ("latent-tensor-parallel", latent_case(num_ranks=2)),
         id="reference-tensor-parallel",
         marks=pytest.mark.nightly,
     ),
@@ -47,7 +47,7 @@ class Engine:
 
     @property
     def computes_prompts_whole(self) -> bool:
-        return self.name == "latent-float32"
+        return self.runner.case.attention_backend == "CPU_MLA"
 
     def expected(self, workload: str) -> Outcome:
         return reference(self.name)[workload]
