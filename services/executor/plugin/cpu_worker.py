@@ -9,9 +9,11 @@ import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from services.executor.engine.parent_watch import end_with_parent
+from services.executor.plugin import latent_memo
 from services.executor.plugin.attention_memo import build_once, install_memo
 from services.executor.plugin.block_tables import StackedBlockTables
 from services.executor.plugin.cpu_executor import nap_between_looks
+from services.executor.plugin.spec import LatentGroupSpec
 from services.executor.plugin.worker import LayerwiseWorkerMixin
 
 
@@ -45,6 +47,7 @@ class LayerwiseCPUWorker(LayerwiseWorkerMixin, EvenflowCPUWorker):
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         install_memo()
+        latent_memo.install_memo()
         return super().load_model(*args, **kwargs)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
@@ -52,7 +55,9 @@ class LayerwiseCPUWorker(LayerwiseWorkerMixin, EvenflowCPUWorker):
         batch = self.model_runner.input_batch
         if len(batch.block_table.block_tables) > 1:
             batch.block_table = StackedBlockTables(batch.block_table)
-            build_once(self.model_runner)
+            groups = kv_cache_config.kv_cache_groups
+            if not any(isinstance(group.kv_cache_spec, LatentGroupSpec) for group in groups):
+                build_once(self.model_runner)
 
 
 def allow_tiles() -> None:

@@ -36,7 +36,7 @@ from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.transfers.losses import Losses
 from services.executor.blocks.transfers.moves import BlockMoves
 from services.executor.blocks.transfers.transfers import Transfers
-from services.executor.kv_options import KVOptions, check_supported
+from services.executor.kv_options import KVOptions, check_supported, computes_prompts_whole
 from services.executor.plugin.connector import LayerwiseConnector
 from services.executor.scheduler.coordinator import LayerwiseCoordinator
 from services.executor.scheduler.line_control import LineControl
@@ -68,6 +68,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         config, manager = self.vllm_config, self.kv_cache_manager
         self.kv_options = options = KVOptions.of(config)
         check_supported(config)
+        self._computes_prompts_whole = computes_prompts_whole(config)
         self._coordinator = LayerwiseCoordinator.install(
             manager, max_in_flight_tokens=config.max_in_flight_tokens
         )
@@ -275,9 +276,12 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     ) -> None:
         """Keep the host copies, unless tokens that are under way will be drawn anew.
 
-        Nor does a request keep them whose prompt must be computed whole, for its log-probabilities.
+        Nor does a request keep them whose prompt must be computed whole, for its log-probabilities
+        or because attention can do no other.
         """
-        begins_anew = drop_stale_output or request.skip_reading_prefix_cache
+        begins_anew = (
+            drop_stale_output or request.skip_reading_prefix_cache or self._computes_prompts_whole
+        )
         with self._coordinator.keeping(None if begins_anew else request.request_id):
             super()._preempt_request(request, timestamp, drop_stale_output)
         self.loop.note(Trigger.PREEMPTED)

@@ -4,12 +4,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import vllm.platforms  # noqa: F401 - seconds, that are no test's
 
 from services.control.options import ControllerOptions
 from services.executor.engine.kv_facts import kv_facts
 from services.executor.kv_options import CONFIG_KEY
 from services.executor.types import KVFacts
 from services.placement.run.promise import Limit
+from tests.unit.placement.test_layer_kinds import DEEPSEEK_V3, LLAMA
 
 TOKEN_BYTES = 4 * 1_000  # four layers
 TOLD = {
@@ -31,19 +33,33 @@ TOLD = {
 }
 
 
-def facts(*, policy: str = "evenflow", max_model_len: int = 32_768, **told: Any) -> KVFacts:
+def facts(
+    *,
+    policy: str = "evenflow",
+    max_model_len: int = 32_768,
+    latents: bool = False,
+    **told: Any,
+) -> KVFacts:
+    """`latents`: of MLA, with the backend that computes prompts whole."""
     options = ControllerOptions(policy=policy).engine_args()
-    config = engine_config({CONFIG_KEY: {}, **options}, max_model_len=max_model_len)
+    additional = {CONFIG_KEY: {}, **options}
+    config = engine_config(additional, max_model_len=max_model_len, latents=latents)
     return kv_facts(config, TOLD | told)
 
 
-def engine_config(additional_config: dict[str, Any], *, max_model_len: int = 32_768) -> Any:
+def engine_config(
+    additional_config: dict[str, Any], *, max_model_len: int = 32_768, latents: bool = False
+) -> Any:
     return SimpleNamespace(
         additional_config=additional_config,
         cache_config=SimpleNamespace(num_gpu_blocks=4 * 2_560, block_size=16),
         model_config=SimpleNamespace(
-            get_total_num_hidden_layers=lambda: 4, max_model_len=max_model_len
+            get_total_num_hidden_layers=lambda: 4,
+            max_model_len=max_model_len,
+            use_mla=latents,
+            hf_config=SimpleNamespace(to_dict=lambda: DEEPSEEK_V3 if latents else LLAMA),
         ),
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=not latents),
         parallel_config=SimpleNamespace(pipeline_parallel_size=1),
     )
 
@@ -86,3 +102,10 @@ def test_a_policy_where_layers_cannot_leave_is_named(policy: str) -> None:
     assert not found.is_layerwise
     assert (found.policy, found.run_policy) == (policy, "fcfs" if policy == "vllm" else policy)
     assert found.readers is None
+
+
+def test_the_kinds_of_layers_are_told_and_what_is_computed_again() -> None:
+    assert facts().layers == "32 of full attention: all may leave the pool"
+    assert facts(latents=True).layers == (
+        "61 of MLA: all may leave the pool; a request that gave up all its KV is computed again"
+    )
