@@ -14,7 +14,7 @@ states keeps vLLM's spec, for which its runner and its kernels ask.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from vllm.v1.core.single_type_kv_cache_manager import (
     FullAttentionManager,
@@ -24,6 +24,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheSpec,
     MambaSpec,
+    MLAAttentionSpec,
     SlidingWindowSpec,
     replace_as,
 )
@@ -37,14 +38,14 @@ WINDOW_FIELDS = ("sliding_window", "extra_retained_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerGroupSpec(FullAttentionSpec):  # type: ignore[misc]
-    """Full attention whose layers share a block table only within their layer group."""
+class LayerGroup:
+    """What makes one of vLLM's specs that of a layer group: layers share a table only within it."""
 
     group_key: int = MERGED  # keeps groups apart until they are formed, then MERGED
     group_index: int = field(default=0, compare=False)  # in its pipeline stage, from 0
 
     @classmethod
-    def merge(cls, specs: "list[LayerGroupSpec]") -> "LayerGroupSpec":
+    def merge(cls, specs: list[Self]) -> Self:
         """Merge the layers of one group; AssertionError tells vLLM that specs do not merge."""
         if any(spec != specs[0] for spec in specs[1:]):
             raise AssertionError("layers of different groups do not share a block table")
@@ -60,23 +61,42 @@ class LayerGroupSpec(FullAttentionSpec):  # type: ignore[misc]
         A request of the maximum length needs one staging buffer of that length, counted on the
         first group, and an open block per group; the rest can live in host memory.
         """
-        open_block = int(self.page_size_bytes)
-        if self.sliding_window is not None:
-            num_tokens = self.sliding_window - 1 + vllm_config.max_in_flight_tokens
-            num_longest = -(-vllm_config.model_config.max_model_len // self.block_size)
-            return open_block * int(min(num_longest, -(-num_tokens // self.block_size) + 1))
+        open_block = int(self.page_size_bytes)  # type: ignore[attr-defined]
+        window: int | None = self.sliding_window  # type: ignore[attr-defined]
+        if window is not None:
+            num_tokens = window - 1 + vllm_config.max_in_flight_tokens
+            num_longest = -(-vllm_config.model_config.max_model_len // self.block_size)  # type: ignore[attr-defined]
+            return open_block * int(min(num_longest, -(-num_tokens // self.block_size) + 1))  # type: ignore[attr-defined]
         if self.group_index > 0:
             return open_block
-        return int(super().max_memory_usage_bytes(vllm_config)) + open_block
+        longest = int(super().max_memory_usage_bytes(vllm_config))  # type: ignore[misc]
+        return longest + open_block
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerGroupSpec(LayerGroup, FullAttentionSpec):  # type: ignore[misc]
+    """Full attention: K and V of each KV head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentGroupSpec(LayerGroup, MLAAttentionSpec):  # type: ignore[misc]
+    """MLA: one latent vector per token and layer, the same on every tensor-parallel rank."""
+
+
+# Of a layer's kind, as vLLM names it, the spec of its layer group.
+GROUP_SPECS: dict[type[KVCacheSpec], type[LayerGroup]] = {
+    FullAttentionSpec: LayerGroupSpec,
+    MLAAttentionSpec: LatentGroupSpec,
+    SlidingWindowSpec: LayerGroupSpec,
+}
 
 
 def register() -> None:
-    """Make the spec known to vLLM in this process. Idempotent."""
+    """Make the specs known to vLLM in this process. Idempotent."""
     # A registry that holds anything counts as complete, so the built-in specs go in first.
     register_all_kvcache_specs(None)
-    KVCacheSpecRegistry.register(
-        LayerGroupSpec, FullAttentionManager, uniform_type_base_spec=LayerGroupSpec
-    )
+    for spec in set(GROUP_SPECS.values()):
+        KVCacheSpecRegistry.register(spec, FullAttentionManager, uniform_type_base_spec=spec)
 
 
 def layer_group_specs(
@@ -121,7 +141,7 @@ def layer_group_specs(
         group = layer // layers_per_group
         grouped[name] = replace_as(
             spec,
-            LayerGroupSpec,
+            GROUP_SPECS[type(spec)],
             drop=() if name in full else ("extra_retained_tokens",),
             group_key=group,
             group_index=group,
@@ -142,7 +162,7 @@ def _by_kind(specs: Specs, max_model_len: int | None) -> tuple[Specs, Specs, Spe
     """Return layers with all of their KV, with a window of it, and with a state."""
     full, windows, states = Specs(), Specs(), Specs()
     for name, spec in specs.items():
-        if type(spec) is FullAttentionSpec:
+        if type(spec) in (FullAttentionSpec, MLAAttentionSpec):
             full[name] = spec
         elif type(spec) is SlidingWindowSpec:
             if max_model_len is not None and spec.sliding_window >= max_model_len:
