@@ -83,6 +83,9 @@ class CountedMoves:
     def num_new(self, kv: KVState, num_tokens: int) -> int:
         return kv.num_new(num_tokens)
 
+    def num_side_blocks(self, kv: KVState) -> int:
+        return kv.num_side_blocks
+
     def num_to_wake(self, kv: KVState) -> int:
         return kv.num_to_wake
 
