@@ -214,6 +214,6 @@ def test_delta_nets_on_the_same_step_schedule() -> None:
             assert outcome.num_steps == expected.num_steps, "not the same schedule"
             assert first_difference(expected, outcome) == {}
             assert outcome.num_offloads
-    assert outcome.num_restores
+            assert outcome.num_restores
     finally:
         runner.close()
