@@ -163,7 +163,7 @@ class ModelInfo:
     max_num_seqs: int  # requests in one step
     max_num_batched_tokens: int  # tokens in one step
     num_layers: int  # over all pipeline stages
-    num_kv_heads: int  # over all tensor-parallel ranks
+    num_kv_heads: int  # over all tensor-parallel ranks; 1 with MLA, whose latent each rank has
     head_dim: int  # elements
     block_size: int  # tokens
     num_gpu_blocks: int  # one holds block_size tokens of layers_per_group layers on each stage
