@@ -200,10 +200,12 @@ def computes_prompts_whole(vllm_config: "VllmConfig") -> bool:
 
     vLLM's reference backend of MLA on a CPU. Without chunked prefill others compute it, if asked.
     """
+    is_chunked = vllm_config.scheduler_config.enable_chunked_prefill
+    if is_chunked or not vllm_config.model_config.use_mla:
+        return False
     from vllm.platforms import current_platform
 
-    is_chunked = vllm_config.scheduler_config.enable_chunked_prefill
-    return current_platform.is_cpu() and vllm_config.model_config.use_mla and not is_chunked
+    return bool(current_platform.is_cpu())
 
 
 def max_num_active_seqs(vllm_config: "VllmConfig") -> int:

@@ -4,6 +4,7 @@ Read from `config.json`, before anything of the model is loaded.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,20 @@ def _reasons(layers: Sequence[Layer]) -> Iterator[str]:
         yield f"{_named(kinds & SIDES)} beside {LayerKind.LATENT}"
     if not kinds <= SERVED:
         yield f"{_named(kinds - SERVED)} beside {_named(kinds & MAY_LEAVE)}"
+
+
+def layers_in_words(config: Mapping[str, Any], *, max_model_len: int, may_leave: bool) -> str:
+    """Return how many layers of each kind a model has, and how many may leave; "" if unknown."""
+    try:
+        layers = as_used(layers_of(config), max_model_len=max_model_len)
+    except ValueError:
+        return ""
+    counts = Counter(layer.kind for layer in layers)
+    words = ", ".join(f"{number} of {kind}" for kind, number in counts.items())
+    if not may_leave:
+        return words
+    num_leaving = sum(counts[kind] for kind in MAY_LEAVE)
+    return f"{words}: {'all' if num_leaving == len(layers) else num_leaving} may leave the pool"
 
 
 def _named(kinds: Iterable[LayerKind]) -> str:

@@ -195,6 +195,7 @@ class KVFacts:
     placement_policy: str
     plans_with_deposit: bool
     readers: ReaderCapacity | None = None  # None: requests do not take turns, or nothing is known
+    layers: str = ""  # by kind, and how many may leave the pool, in words; empty: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ faster than elsewhere, and no request waits for them.
 from dataclasses import replace
 
 from lab.engine.step_runner import Arrival, EngineCase, Model, make_prompt
+from lab.engine.workloads import mixed, with_aborts
 from lab.latent_model import NUM_LAYERS, latent_model
 from tests.exact.cases import SLOW_LINK, make_case
 
@@ -33,3 +34,8 @@ def latent_case(backend: str = "CPU_MLA", *, num_ranks: int = 1) -> EngineCase:
 def alone() -> list[Arrival]:
     """Return one request that takes more than the pool."""
     return [Arrival(request_id="l", prompt=make_prompt(950, seed=3), num_output_tokens=60)]
+
+
+def aborted() -> list[Arrival]:
+    """Return `mixed`, some of it aborted: the steps of the others are then other ones."""
+    return with_aborts(mixed(), seed=3)

@@ -26,7 +26,7 @@ from lab.models import exactness_fingerprint
 from lab.stack.processes import ROOT
 from tests.exact import latent_cases
 from tests.exact.cases import make_case
-from tests.exact.latent_cases import alone, latent_case
+from tests.exact.latent_cases import aborted, alone, latent_case
 from tests.stock_recipe import run_apart, stock_recipe
 
 FOLDER = ROOT / ".cache" / "reference"
@@ -58,7 +58,7 @@ def turn_by_turn(run: Run) -> Outcome:
 
 
 def latent(run: Run) -> dict[str, Outcome]:
-    return {"mixed": run(mixed()), "alone": run(alone())}
+    return {"mixed": run(mixed()), "aborts": run(aborted()), "alone": run(alone())}
 
 
 def bfloat16(run: Run) -> dict[str, Outcome]:
@@ -69,6 +69,7 @@ RECIPES: dict[str, tuple[EngineCase, Callable[[Run], dict[str, Outcome]]]] = {
     "float32": (make_case(), float32),
     "bfloat16": (make_case(dtype="bfloat16"), bfloat16),
     "latent-float32": (latent_case(), latent),
+    "latent-tensor-parallel": (latent_case(num_ranks=2), latent),
     "latent-bfloat16": (latent_case("AMX_MLA"), latent),
 }
 

@@ -12,7 +12,7 @@ from lab.engine.workloads import churn, fixed, holds, mixed
 from lab.latent_model import NUM_LAYERS
 from tests.exact import faults
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pool_is_whole
-from tests.exact.latent_cases import alone, latent_case
+from tests.exact.latent_cases import aborted, alone, latent_case
 from tests.exact.reference import reference
 
 # Engines run in this process: their warnings are not ours to fail on.
@@ -24,7 +24,7 @@ HAS_TILES = torch.cpu._is_amx_tile_supported()
 CASES = [
     pytest.param(("latent-float32", latent_case()), id="reference"),
     pytest.param(
-        ("latent-float32", latent_case(num_ranks=2)),
+        ("latent-tensor-parallel", latent_case(num_ranks=2)),
         id="reference-tensor-parallel",
         marks=pytest.mark.nightly,
     ),
@@ -47,7 +47,7 @@ class Engine:
 
     @property
     def computes_prompts_whole(self) -> bool:
-        return self.name == "latent-float32"
+        return self.runner.case.attention_backend == "CPU_MLA"
 
     def expected(self, workload: str) -> Outcome:
         return reference(self.name)[workload]
@@ -96,6 +96,14 @@ def test_placements_that_change_at_any_step_leave_the_tokens_exact(engine: Engin
     expected, outcome = run_on_the_same_steps(engine, "mixed", workload, hooks)
 
     assert_exact(engine.runner, expected, outcome, workload, min_changes=MIN_RANDOM_CHANGES)
+
+
+def test_aborts_leave_the_others_exact_and_the_pool_whole(engine: Engine) -> None:
+    hooks = map(churn, itertools.count(3))
+
+    expected, outcome = run_on_the_same_steps(engine, "aborts", aborted(), hooks)
+
+    assert_exact(engine.runner, expected, outcome, aborted())
 
 
 def test_a_prompt_larger_than_the_pool_is_answered(engine: Engine) -> None:

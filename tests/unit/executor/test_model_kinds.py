@@ -11,6 +11,7 @@ import pytest
 
 from services.executor.model_kinds import (
     keeps_less,
+    layers_in_words,
     longest_context,
     read_config,
     refusal_of_files,
@@ -136,6 +137,30 @@ def test_a_model_keeps_less_where_a_window_bites_or_a_layer_has_a_state(
     config: dict[str, Any], max_model_len: int, expected: bool
 ) -> None:
     assert keeps_less(config, max_model_len=max_model_len) is expected
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (LLAMA, "32 of full attention"),
+        (GEMMA_3_27B, "52 of sliding windows, 10 of full attention"),
+        ({}, ""),
+    ],
+)
+def test_layers_are_counted_by_kind(config: dict[str, Any], words: str) -> None:
+    assert layers_in_words(config, max_model_len=8192, may_leave=False) == words
+
+
+@pytest.mark.parametrize(
+    ("config", "max_model_len", "num"),
+    [(DEEPSEEK_V3, 8192, "all"), (GEMMA_3_27B, 8192, "10"), (GEMMA_3_27B, 1024, "all")],
+)
+def test_it_is_said_how_many_layers_may_leave(
+    config: dict[str, Any], max_model_len: int, num: str
+) -> None:
+    words = layers_in_words(config, max_model_len=max_model_len, may_leave=True)
+
+    assert words.endswith(f": {num} may leave the pool")
 
 
 def test_the_executor_says_no_before_it_loads_anything(tmp_path: Path) -> None:
