@@ -14,7 +14,7 @@ from pydantic import Field
 
 from services.control.measures.rates import MAX_MIRRORED_BLOCKS
 from services.control.room.capacity_guard import MAX_STAGING
-from services.executor.model_kinds import refused_kind
+from services.executor.model_kinds import keeps_less, refused_kind
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -112,8 +112,18 @@ def layers_per_group(vllm_config: "VllmConfig") -> int:
 def caches_prefixes(vllm_config: "VllmConfig") -> bool:
     """Return whether requests begin with KV of earlier ones: in the pool or on the host."""
     if CONFIG_KEY in (vllm_config.additional_config or {}):
-        return KVOptions.of(vllm_config).prefix_caching
+        return KVOptions.of(vllm_config).prefix_caching and not keeps_less_kv(vllm_config)
     return bool(vllm_config.cache_config.enable_prefix_caching)
+
+
+def keeps_less_kv(vllm_config: "VllmConfig") -> bool:
+    """Return whether some layers keep a window of their KV, or a state, as the model says.
+
+    A window that no request outgrows is none.
+    """
+    model = vllm_config.model_config
+    config = model.hf_config.to_dict()
+    return bool(model.is_hybrid) or keeps_less(config, max_model_len=model.max_model_len)
 
 
 def check_supported(vllm_config: "VllmConfig") -> None:
@@ -127,6 +137,7 @@ def check_supported(vllm_config: "VllmConfig") -> None:
     num_stages = parallel.pipeline_parallel_size
     graphs = vllm_config.compilation_config.cudagraph_mode
     cache_dtype = vllm_config.cache_config.cache_dtype
+    has_sides = keeps_less_kv(vllm_config)
     kind = refused_kind(model.hf_config.to_dict(), max_model_len=model.max_model_len)
     refusals = {
         **({} if current_platform.is_cpu() else _refusals_on_a_device(options)),
@@ -151,7 +162,12 @@ def check_supported(vllm_config: "VllmConfig") -> None:
             vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
         ),
         f"layers_per_group={options.layers_per_group} with {num_layers} layers in {num_stages} "
-        "pipeline stages": bool(num_layers % (num_stages * options.layers_per_group)),
+        "pipeline stages": not has_sides
+        and bool(num_layers % (num_stages * options.layers_per_group)),
+        "pipeline stages and a model with sliding windows or states": has_sides and num_stages > 1,
+        f"kv_cache_dtype={cache_dtype} and a model with sliding windows or states": (
+            has_sides and cache_dtype.startswith("fp8")
+        ),
     }
     for name, asked in refusals.items():
         if asked:
@@ -172,6 +188,7 @@ def check_uncached_supported(vllm_config: "VllmConfig") -> None:
         "a model of more than text": vllm_config.model_config.is_multimodal_model,
         "MLA": vllm_config.model_config.use_mla,
         "prompt embeddings": vllm_config.model_config.enable_prompt_embeds,
+        "a model with sliding windows or states": keeps_less_kv(vllm_config),
     }
     for name, asked in refusals.items():
         if asked:

@@ -12,8 +12,10 @@ from typing import Any
 from services.placement.layer_kinds import Layer, LayerKind, as_used, layers_of, text_config
 
 # Kinds of layers that engines have; what an engine does not know is left to vLLM's word of it.
-SERVED = frozenset({LayerKind.FULL, LayerKind.LATENT, LayerKind.UNKNOWN})
 MAY_LEAVE = frozenset({LayerKind.FULL, LayerKind.LATENT})
+# What is beside full attention, always in the pool.
+SIDES = frozenset({LayerKind.WINDOW, LayerKind.STATE})
+SERVED = MAY_LEAVE | SIDES | {LayerKind.NOTHING, LayerKind.UNKNOWN}
 WITHOUT = (
     "serve it without --layerwise-kv (EVENFLOW_EXECUTOR_LAYERWISE_KV): answers are paced as they "
     "are read, --policy evenflow decides who runs, and no KV goes to the host"
@@ -49,6 +51,15 @@ def refused_kind(config: Mapping[str, Any], *, max_model_len: int | None) -> str
     return None if reason is None else f"{reason}; {WITHOUT}"
 
 
+def keeps_less(config: Mapping[str, Any], *, max_model_len: int | None) -> bool:
+    """Return whether some layers keep a window of their KV, or a state; arguments as above."""
+    try:
+        layers = as_used(layers_of(config), max_model_len=max_model_len)
+    except ValueError:
+        return False
+    return any(layer.kind in SIDES for layer in layers)
+
+
 def _reasons(layers: Sequence[Layer]) -> Iterator[str]:
     kinds = {layer.kind for layer in layers}
     if LayerKind.SPARSE in kinds:
@@ -59,6 +70,8 @@ def _reasons(layers: Sequence[Layer]) -> Iterator[str]:
         yield f"{_named(kinds)} only: no layer keeps KV of all tokens, which could leave"
     if len({(layer.head_size, layer.token_values) for layer in layers if layer.token_values}) > 1:
         yield "KV heads of unlike sizes or numbers"
+    if LayerKind.LATENT in kinds and kinds & SIDES:
+        yield f"{_named(kinds & SIDES)} beside {LayerKind.LATENT}"
     if not kinds <= SERVED:
         yield f"{_named(kinds - SERVED)} beside {_named(kinds & MAY_LEAVE)}"
 

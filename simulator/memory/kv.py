@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from services.control.kv import KVView
 from services.control.prefix_cache import Column
-from services.placement.blocks import BlockGeometry
+from services.placement.blocks import BlockGeometry, side_blocks
 from services.placement.layer_placement import LayerPlacement
 from simulator.device.copies import RESTORE, CopyJob
 
@@ -39,6 +39,7 @@ class KVState:
     buffer_length: int = 0  # up to which a buffer has a block for each position of its own
     wanted_buffers: int = 1  # that the placement asks for
     num_uncached: int = 0  # leading positions that all groups share a block for
+    num_in_step: int = 0  # of its tokens, those that its last step computes
     asleep: bool = False  # does not run, and has no buffers
     mirrored: bool = False  # has room on the host
     # Per group, with those of its trunks, whether these are there or not:
@@ -110,6 +111,15 @@ class KVState:
         return (self.geometry.num_groups - 1) * self.num_uncached
 
     @property
+    def num_side_blocks(self) -> int:
+        """Blocks of groups that never leave, beside those of `num_owned`."""
+        if not self.geometry.side_windows:
+            return 0
+        return side_blocks(
+            self.geometry, num_tokens=self.num_tokens, num_new_tokens=self.num_in_step
+        )
+
+    @property
     def num_owned_when_copied(self) -> int:
         """Blocks of the pool once copies to the host that are under way are complete."""
         staging = self.num_staging_groups
@@ -153,6 +163,16 @@ class KVState:
     def num_new(self, num_tokens: int) -> int:
         """Return the blocks that room for so many tokens takes, those to wake up not counted."""
         rows, more = self._rows(num_tokens)
+        if self.geometry.side_windows:
+            return self._num_new_of_sides(num_tokens) + self._num_new_own(num_tokens, rows, more)
+        return self._num_new_own(num_tokens, rows, more)
+
+    def _num_new_of_sides(self, num_tokens: int) -> int:
+        num_in_step = num_tokens - self.num_tokens
+        after = side_blocks(self.geometry, num_tokens=num_tokens, num_new_tokens=num_in_step)
+        return after - self.num_side_blocks
+
+    def _num_new_own(self, num_tokens: int, rows: int, more: int) -> int:
         if more <= 0:
             return 0
         direct = self._direct_end(num_tokens)
@@ -181,6 +201,7 @@ class KVState:
             if direct > self.num_rows:
                 self.buffer_length = max(self.buffer_length, direct)
             self.own = (*self.own, *range(direct, rows))
+        self.num_in_step = max(0, num_tokens - self.num_tokens)
         self.num_tokens = max(self.num_tokens, num_tokens)
 
     def uncache(self, num_blocks: int, *, num_free: int) -> None:
@@ -257,7 +278,12 @@ class KVState:
         return True
 
     def parked(self) -> "KVState | None":
-        """Return what is left of it out of the pool: positions that every group has a copy of."""
+        """Return what is left of it out of the pool: positions that every group has a copy of.
+
+        Nothing where some groups have none.
+        """
+        if self.geometry.side_windows:
+            return None
         return on_host_only(self, self.num_host_blocks) if self.num_host_blocks else None
 
     def begin_restore(self, group: int, block_bytes: int, *, num_found: int = 0) -> CopyJob:

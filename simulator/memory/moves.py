@@ -43,7 +43,7 @@ class CountedMoves:
         self.requests: dict[RequestId, SimulatedRequest] = {}  # the same, by id
         self.num_found_groups = 0  # that came back without a copy, into a request that waits
         self.pool, self.host, self.h2d = pool, host, h2d
-        self._geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
+        self._geometry = shape.geometry
         self._live, self._block_bytes = live, shape.block_bytes
         self.way_back = WHOLE_KV
         self.restored_s = 0.0  # compute that restores have cost so far
@@ -82,6 +82,9 @@ class CountedMoves:
 
     def num_new(self, kv: KVState, num_tokens: int) -> int:
         return kv.num_new(num_tokens)
+
+    def num_side_blocks(self, kv: KVState) -> int:
+        return kv.num_side_blocks
 
     def num_to_wake(self, kv: KVState) -> int:
         return kv.num_to_wake

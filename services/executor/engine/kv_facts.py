@@ -5,7 +5,12 @@ from typing import Any
 
 from services.control.options import CONFIG_KEY as POLICY_KEY
 from services.control.options import ControllerOptions
-from services.executor.kv_options import CONFIG_KEY, computes_prompts_whole, layers_per_group
+from services.executor.kv_options import (
+    CONFIG_KEY,
+    computes_prompts_whole,
+    keeps_less_kv,
+    layers_per_group,
+)
 from services.executor.model_kinds import layers_in_words
 from services.executor.types import KVFacts
 from services.placement.link_ratio import link_ratio
@@ -29,7 +34,7 @@ def kv_facts(vllm_config: Any, told: Mapping[str, Any]) -> KVFacts:
     policy = options.policy if POLICY_KEY in further else STOCK
     preset = preset_of(policy)
     deposit = options.parameters.deposit if is_layerwise else None
-    num_pool_tokens = _num_pool_tokens(vllm_config)
+    num_pool_tokens = _num_pool_tokens(vllm_config, told)
     return KVFacts(
         num_pool_tokens=num_pool_tokens,
         num_host_tokens=int(told.get("num_host_tokens", 0)),
@@ -60,7 +65,7 @@ def _layers(vllm_config: Any, is_layerwise: bool) -> str:
     words = layers_in_words(
         model.hf_config.to_dict(), max_model_len=model.max_model_len, may_leave=is_layerwise
     )
-    if is_layerwise and computes_prompts_whole(vllm_config):
+    if is_layerwise and (computes_prompts_whole(vllm_config) or keeps_less_kv(vllm_config)):
         words += "; a request that gave up all its KV is computed again"
     return words
 
@@ -90,9 +95,12 @@ def _readers(max_model_len: int, told: Mapping[str, Any]) -> ReaderCapacity:
     )
 
 
-def _num_pool_tokens(vllm_config: Any) -> int:
+def _num_pool_tokens(vllm_config: Any, told: Mapping[str, Any]) -> int:
+    """Return the pool's tokens, those of layers that never leave not counted: they are few."""
     cache, model = vllm_config.cache_config, vllm_config.model_config
     num_layers = model.get_total_num_hidden_layers()
     num_stages = vllm_config.parallel_config.pipeline_parallel_size
     groups_per_stage = -(-num_layers // (num_stages * layers_per_group(vllm_config)))
+    if told:
+        groups_per_stage = EngineShape(**told["shape"]).num_groups
     return int(cache.num_gpu_blocks // groups_per_stage * cache.block_size)

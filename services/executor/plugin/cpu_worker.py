@@ -10,7 +10,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from services.executor.engine.parent_watch import end_with_parent
 from services.executor.plugin import latent_memo
-from services.executor.plugin.attention_memo import build_once, install_memo
+from services.executor.plugin.attention_memo import build_once, install_memo, is_of_one_kind
 from services.executor.plugin.block_tables import StackedBlockTables
 from services.executor.plugin.cpu_executor import nap_between_looks
 from services.executor.plugin.spec import LatentGroupSpec
@@ -53,10 +53,12 @@ class LayerwiseCPUWorker(LayerwiseWorkerMixin, EvenflowCPUWorker):
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
         batch = self.model_runner.input_batch
-        if len(batch.block_table.block_tables) > 1:
+        tables = batch.block_table.block_tables
+        if len(tables) > 1 and len({table.block_table.np.shape for table in tables}) == 1:
             batch.block_table = StackedBlockTables(batch.block_table)
             groups = kv_cache_config.kv_cache_groups
-            if not any(isinstance(group.kv_cache_spec, LatentGroupSpec) for group in groups):
+            has_latents = isinstance(groups[0].kv_cache_spec, LatentGroupSpec)
+            if is_of_one_kind(groups) and not has_latents:
                 build_once(self.model_runner)
 
 

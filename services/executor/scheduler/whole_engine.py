@@ -1,8 +1,7 @@
 """`Engine` on vLLM's own blocks: no layer of a request leaves the pool without the others.
 
 Who leaves has no copy that is counted on: it is computed again, but for what vLLM finds in its
-cache. Groups whose KV does not grow with a request, windows and states, are taken from the pool as
-they are; what a request takes of it grows in the others.
+cache. Groups whose KV does not grow with a request, windows and states, are side groups.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,6 +23,8 @@ from services.executor.blocks.residency import RequestKV
 from services.executor.kv_options import max_num_active_seqs
 from services.executor.scheduler.common_prefixes import CommonPrefixes
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
+from services.executor.sizing import side_window
+from services.placement.blocks import STATE
 from services.placement.types import EngineShape
 
 
@@ -34,7 +35,9 @@ class WholeEngine:
         self, scheduler: VllmScheduler, records: Mapping[str, RequestRecord[RequestKV]]
     ) -> None:
         self._scheduler, self._records = scheduler, records
-        self._growing, self._fixed = _managers(scheduler)
+        self._managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+        self._growing = [one for one in self._managers if isinstance(one, FullAttentionManager)]
+        self._fixed = [one for one in self._managers if one not in self._growing]
         self._prefixes = CommonPrefixes()
         self._shape = self._whole_shape()
 
@@ -59,20 +62,21 @@ class WholeEngine:
             max_model_len=config.model_config.max_model_len,
             max_prefill_chunk_tokens=config.scheduler_config.long_prefill_token_threshold
             or config.scheduler_config.max_num_batched_tokens,
+            side_windows=tuple(_window(one.kv_cache_spec) for one in self._fixed),
+            max_in_flight_tokens=config.max_in_flight_tokens if self._fixed else 0,
         )
 
     @property
     def shape(self) -> EngineShape:
         """Its sizes. Of the pool that counts which requests that are held do not keep."""
-        num_kept = 0
-        for request in self._scheduler.running:
-            name = request.request_id
-            num_kept += sum(_num_blocks(one, name) for one in self._fixed)
-            if self._records[name].holds:
-                num_kept += sum(_num_blocks(one, name) for one in self._growing)
+        held = [one.request_id for one in self._scheduler.running if self._is_held(one)]
+        num_kept = sum(_num_blocks(one, name) for one in self._managers for name in held)
         if not num_kept:
             return self._shape
         return replace(self._shape, num_blocks=max(1, self._shape.num_blocks - num_kept))
+
+    def _is_held(self, request: Request) -> bool:
+        return bool(self._records[request.request_id].holds)
 
     # -- its requests ------------------------------------------------------------------------
 
@@ -157,11 +161,9 @@ class WholeEngine:
         return 0
 
 
-def _managers(scheduler: VllmScheduler) -> tuple[list[Any], list[Any]]:
-    """Return vLLM's block managers of groups whose KV grows with a request, and of the others."""
-    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
-    growing = [one for one in managers if isinstance(one, FullAttentionManager)]
-    return growing, [one for one in managers if one not in growing]
+def _window(spec: Any) -> int:
+    """Return how many tokens' KV a group keeps whose KV does not grow, or `STATE`."""
+    return int(side_window(spec) or getattr(spec, "attention_chunk_size", STATE))
 
 
 def _num_blocks(manager: Any, request_id: str) -> int:

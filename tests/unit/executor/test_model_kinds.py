@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from services.executor.model_kinds import (
+    keeps_less,
     layers_in_words,
     longest_context,
     read_config,
@@ -28,7 +29,17 @@ def write(directory: Path, config: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "config", [LLAMA, QWEN3_MOE, DEEPSEEK_V3, {**LLAMA, "layer_types": ["of_tomorrow"] * 32}, {}]
+    "config",
+    [
+        LLAMA,
+        QWEN3_MOE,
+        DEEPSEEK_V3,
+        GEMMA_3_27B,
+        {**LLAMA, "layer_types": [*["mamba"] * 7, "attention"] * 4},
+        {**LLAMA, "hybrid_override_pattern": "M-M*" * 8},
+        {**LLAMA, "layer_types": ["of_tomorrow"] * 32},
+        {},
+    ],
 )
 def test_models_that_are_served_or_not_known_pass(config: dict[str, Any]) -> None:
     assert refused_kind(config, max_model_len=8_192) is None
@@ -43,6 +54,18 @@ def test_models_that_are_served_or_not_known_pass(config: dict[str, Any]) -> Non
         ({**LLAMA, "model_type": "gemma4_text"}, "KV heads of unlike sizes"),
         ({**LLAMA, "num_key_value_heads": [8] * 31 + [4]}, "KV heads of unlike sizes or numbers"),
         ({**LLAMA, "model_type": "mamba2"}, "states only"),
+        (
+            {
+                **LLAMA,
+                "layer_types": ["chunked_attention", "full_attention"] * 16,
+                "attention_chunk_size": 512,
+            },
+            "chunked local attention beside full attention",
+        ),
+        (
+            {**DEEPSEEK_V3, "layer_types": ["linear_attention", "full_attention"] * 32},
+            "states beside MLA",
+        ),
         ({**LLAMA, "model_type": "falcon_h1"}, "attention and a state in one layer only"),
     ],
 )
@@ -94,10 +117,26 @@ def test_a_file_that_is_missing_or_no_json_is_left_to_vllm(tmp_path: Path) -> No
 
 
 def test_models_of_more_than_text_are_judged_by_their_text(tmp_path: Path) -> None:
-    refusal = refusal_of_files(write(tmp_path, GEMMA_3_27B), None, max_model_len=8192)
+    sees = {"model_type": "sees", "text_config": MISTRAL}
+    refusal = refusal_of_files(write(tmp_path, sees), None, max_model_len=8192)
 
     assert refusal is not None
-    assert "sliding windows beside full attention" in refusal
+    assert "sliding windows only" in refusal
+
+
+@pytest.mark.parametrize(
+    ("config", "max_model_len", "expected"),
+    [
+        (LLAMA, 8_192, False),
+        (GEMMA_3_27B, 8_192, True),
+        (GEMMA_3_27B, 1_024, False),  # its window
+        ({**LLAMA, "layer_types": [*["mamba"] * 7, "attention"] * 4}, 8_192, True),
+    ],
+)
+def test_a_model_keeps_less_where_a_window_bites_or_a_layer_has_a_state(
+    config: dict[str, Any], max_model_len: int, expected: bool
+) -> None:
+    assert keeps_less(config, max_model_len=max_model_len) is expected
 
 
 @pytest.mark.parametrize(
