@@ -14,20 +14,6 @@ from services.placement.layer_kinds import Layer, LayerKind, as_used, layers_of,
 # Kinds of layers that engines have; what an engine does not know is left to vLLM's word of it.
 SERVED = frozenset({LayerKind.FULL, LayerKind.LATENT, LayerKind.UNKNOWN})
 MAY_LEAVE = frozenset({LayerKind.FULL, LayerKind.LATENT})
-# Scalings of positions that `max_position_embeddings` has in it already, as vLLM reads it.
-IN_LONGEST = frozenset(
-    {
-        None,
-        "deepseek_llama_scaling",
-        "deepseek_yarn",
-        "default",
-        "llama3",
-        "longrope",
-        "mrope",
-        "su",
-        "yarn",
-    }
-)
 WITHOUT = (
     "serve it without --layerwise-kv (EVENFLOW_EXECUTOR_LAYERWISE_KV): answers are paced as they "
     "are read, and no KV goes to the host"
@@ -93,6 +79,22 @@ def layers_in_words(config: Mapping[str, Any], *, max_model_len: int, may_leave:
 
 def _named(kinds: Iterable[LayerKind]) -> str:
     return " and ".join(sorted(kinds))
+
+
+# Scalings of positions that `max_position_embeddings` has in it already, as vLLM reads it.
+IN_LONGEST = frozenset(
+    {
+        None,
+        "deepseek_llama_scaling",
+        "deepseek_yarn",
+        "default",
+        "llama3",
+        "longrope",
+        "mrope",
+        "su",
+        "yarn",
+    }
+)
 
 
 def longest_context(config: Mapping[str, Any]) -> int | None:
