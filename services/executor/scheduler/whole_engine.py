@@ -163,7 +163,8 @@ class WholeEngine:
 
 def _window(spec: Any) -> int:
     """Return how many tokens' KV a group keeps whose KV does not grow, or `STATE`."""
-    return int(side_window(spec) or getattr(spec, "attention_chunk_size", STATE))
+    window = side_window(spec)
+    return getattr(spec, "attention_chunk_size", STATE) if window is None else window
 
 
 def _num_blocks(manager: Any, request_id: str) -> int:

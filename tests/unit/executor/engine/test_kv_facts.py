@@ -37,21 +37,23 @@ def facts(
     *,
     policy: str = "evenflow",
     max_model_len: int = 32_768,
-    latents: bool = False,
     model: dict[str, Any] = LLAMA,
     **told: Any,
 ) -> KVFacts:
-    """`latents`: of MLA, with the backend that computes prompts whole."""
-    model = DEEPSEEK_V3 if latents else model
     options = ControllerOptions(policy=policy).engine_args()
     additional = {CONFIG_KEY: {}, **options}
-    config = engine_config(additional, max_model_len=max_model_len, latents=latents)
+    config = engine_config(additional, max_model_len=max_model_len, model=model)
     return kv_facts(config, TOLD | told)
 
 
 def engine_config(
-    additional_config: dict[str, Any], *, max_model_len: int = 32_768, latents: bool = False
+    additional_config: dict[str, Any],
+    *,
+    max_model_len: int = 32_768,
+    model: dict[str, Any] = LLAMA,
 ) -> Any:
+    """Return a configuration; of MLA that of the backend which computes prompts whole."""
+    latents = model is DEEPSEEK_V3
     return SimpleNamespace(
         additional_config=additional_config,
         cache_config=SimpleNamespace(num_gpu_blocks=4 * 2_560, block_size=16),
@@ -109,7 +111,7 @@ def test_a_policy_where_layers_cannot_leave_is_named(policy: str) -> None:
 
 def test_the_kinds_of_layers_are_told_and_what_is_computed_again() -> None:
     assert facts().layers == "32 of full attention: all may leave the pool"
-    assert facts(latents=True).layers == (
+    assert facts(model=DEEPSEEK_V3).layers == (
         "61 of MLA: all may leave the pool; a request that gave up all its KV is computed again"
     )
     assert facts(model=GEMMA_3_27B).layers == (
