@@ -5,12 +5,14 @@ computed again with whoever is preempted. Freed and awaited blocks are NaN.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lab.engine.step_runner import EngineCase, Outcome, StepRunner, first_difference
 from lab.engine.workloads import churn, fixed, holds, together, with_aborts
+from services.control.options import ControllerOptions
 from services.executor.blocks.side_groups import SideGroups
 from services.executor.copies.transfer_runner import TransferRunner
 from services.placement.blocks import RESIDENT, num_request_blocks, side_blocks
@@ -225,3 +227,19 @@ def test_blocks_that_a_state_may_have_had_are_zeroed(
 
 def model_runner(runner: StepRunner) -> Any:
     return runner.core.model_executor.driver_worker.worker.model_runner
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "num_blocks"), [("gpt_oss", 60), ("granite4", 22)])
+def test_a_run_policy_without_layers_leaves_the_tokens_exact(name: str, num_blocks: int) -> None:
+    controller = ControllerOptions(policy="evenflow")
+    case = replace(CASES[name], kv=None, controller=controller, num_blocks=num_blocks)
+    expected, runner = kind_reference(name)["mixed"], start(case)
+    try:
+        outcome = runner.run(MIXED)
+
+        assert outcome.tokens == expected.tokens
+        assert runner.scheduler.loop.counts.reasons["outgrown"] >= 1
+        assert runner.scheduler.engine.shape.side_windows
+    finally:
+        runner.close()
