@@ -7,13 +7,18 @@ per kind (attention metadata, for one).
 """
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from vllm.v1.core.single_type_kv_cache_manager import (
     FullAttentionManager,
     register_all_kvcache_specs,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheSpec, replace_as
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheSpec,
+    MLAAttentionSpec,
+    replace_as,
+)
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 if TYPE_CHECKING:
@@ -23,14 +28,14 @@ MERGED = -1
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerGroupSpec(FullAttentionSpec):  # type: ignore[misc]
-    """Full attention whose layers share a block table only within their layer group."""
+class LayerGroup:
+    """What makes one of vLLM's specs that of a layer group: layers share a table only within it."""
 
     group_key: int = MERGED  # keeps groups apart until they are formed, then MERGED
     group_index: int = field(default=0, compare=False)  # in its pipeline stage, from 0
 
     @classmethod
-    def merge(cls, specs: "list[LayerGroupSpec]") -> "LayerGroupSpec":
+    def merge(cls, specs: list[Self]) -> Self:
         """Merge the layers of one group; AssertionError tells vLLM that specs do not merge."""
         if any(spec != specs[0] for spec in specs[1:]):
             raise AssertionError("layers of different groups do not share a block table")
@@ -46,19 +51,36 @@ class LayerGroupSpec(FullAttentionSpec):  # type: ignore[misc]
         A request of the maximum length needs one staging buffer of that length, counted on the
         first group, and an open block per group; the rest can live in host memory.
         """
-        open_block = int(self.page_size_bytes)
+        open_block = int(self.page_size_bytes)  # type: ignore[attr-defined]
         if self.group_index > 0:
             return open_block
-        return int(super().max_memory_usage_bytes(vllm_config)) + open_block
+        longest = int(super().max_memory_usage_bytes(vllm_config))  # type: ignore[misc]
+        return longest + open_block
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerGroupSpec(LayerGroup, FullAttentionSpec):  # type: ignore[misc]
+    """Full attention: K and V of each KV head."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentGroupSpec(LayerGroup, MLAAttentionSpec):  # type: ignore[misc]
+    """MLA: one latent vector per token and layer, the same on every tensor-parallel rank."""
+
+
+# Of a layer's kind, as vLLM names it, the spec of its layer group.
+GROUP_SPECS: dict[type[KVCacheSpec], type[LayerGroup]] = {
+    FullAttentionSpec: LayerGroupSpec,
+    MLAAttentionSpec: LatentGroupSpec,
+}
 
 
 def register() -> None:
-    """Make the spec known to vLLM in this process. Idempotent."""
+    """Make the specs known to vLLM in this process. Idempotent."""
     # A registry that holds anything counts as complete, so the built-in specs go in first.
     register_all_kvcache_specs(None)
-    KVCacheSpecRegistry.register(
-        LayerGroupSpec, FullAttentionManager, uniform_type_base_spec=LayerGroupSpec
-    )
+    for spec in GROUP_SPECS.values():
+        KVCacheSpecRegistry.register(spec, FullAttentionManager, uniform_type_base_spec=spec)
 
 
 def layer_group_specs(
@@ -68,11 +90,12 @@ def layer_group_specs(
 
     The index counts from the first layer of the pipeline stage: a block id is spent on every rank,
     so group i is made of one slice of each stage, and stages have `num_layers` each. Raises
-    ValueError for layers that are not full attention or unlike each other, a number of layers that
-    the groups do not divide, and layers without KV: all sizes are made of the model's layers.
+    ValueError for layers of a kind that has no layer groups, layers unlike each other, a number of
+    layers that the groups do not divide, and layers without KV: all sizes are made of the model's
+    layers.
     """
     for name, spec in specs.items():
-        if type(spec) is not FullAttentionSpec:
+        if type(spec) not in GROUP_SPECS:
             raise ValueError(
                 f"layer-wise KV needs full attention, {name} has {type(spec).__name__}"
             )
@@ -94,7 +117,9 @@ def layer_group_specs(
     grouped: dict[str, Any] = {}
     for layer, (name, spec) in enumerate(specs.items()):
         group = layer // layers_per_group
-        grouped[name] = replace_as(spec, LayerGroupSpec, group_key=group, group_index=group)
+        grouped[name] = replace_as(
+            spec, GROUP_SPECS[type(spec)], group_key=group, group_index=group
+        )
     return grouped
 
 

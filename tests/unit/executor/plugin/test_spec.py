@@ -10,6 +10,7 @@ from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     MambaSpec,
+    MLAAttentionSpec,
     SlidingWindowSpec,
 )
 
@@ -21,16 +22,37 @@ from services.executor.sizing import block_bytes, block_size_for_copies
 pytestmark = pytest.mark.filterwarnings("default")
 
 SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=64, dtype=torch.bfloat16)
+LATENT = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
 
 
 def cache_of(*specs: Any) -> Any:
     return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs])
 
 
-def test_layers_go_to_groups_in_their_order() -> None:
-    specs: Any = layer_group_specs({name: SPEC for name in "abcd"}, 2, num_layers=4)
+@pytest.mark.parametrize("spec", [SPEC, LATENT], ids=lambda spec: type(spec).__name__)
+def test_layers_go_to_groups_in_their_order_and_keep_their_kind(spec: Any) -> None:
+    specs: Any = layer_group_specs({name: spec for name in "abcd"}, 2, num_layers=4)
 
-    assert [spec.group_index for spec in specs.values()] == [0, 0, 1, 1]
+    assert [grouped.group_index for grouped in specs.values()] == [0, 0, 1, 1]
+    first, _, other, _ = specs.values()
+    assert isinstance(first, type(spec))
+    assert first.page_size_bytes == spec.page_size_bytes
+    with pytest.raises(AssertionError, match="different groups"):
+        first.merge([first, other])
+    # Once merged they count as one kind, so that what vLLM makes per kind is made once.
+    assert first.merge([first, first]) == other.merge([other, other])
+
+
+def test_latents_and_keys_with_values_do_not_go_together() -> None:
+    with pytest.raises(ValueError, match="KV heads, head sizes or KV dtypes differ"):
+        layer_group_specs({"a": SPEC, "b": LATENT}, 1, num_layers=2)
+
+
+def test_a_latent_is_as_long_as_it_is() -> None:
+    """One vector of 512 + 64 values of two bytes per token: nothing is there twice."""
+    (group,) = layer_group_specs({"a": LATENT}, 1, num_layers=1).values()
+
+    assert block_bytes(KVOptions(), cache_of(group)) == 16 * 576 * 2
 
 
 @pytest.mark.parametrize(
