@@ -111,8 +111,22 @@ def layers_per_group(vllm_config: "VllmConfig") -> int:
 def caches_prefixes(vllm_config: "VllmConfig") -> bool:
     """Return whether requests begin with KV of earlier ones: in the pool or on the host."""
     if CONFIG_KEY in (vllm_config.additional_config or {}):
-        return KVOptions.of(vllm_config).prefix_caching
+        return KVOptions.of(vllm_config).prefix_caching and not keeps_less_kv(vllm_config)
     return bool(vllm_config.cache_config.enable_prefix_caching)
+
+
+def keeps_less_kv(vllm_config: "VllmConfig") -> bool:
+    """Return whether some layers keep a window of their KV, or a state, as the model says.
+
+    A window that no request outgrows is none.
+    """
+    model = vllm_config.model_config
+    if model.is_hybrid:
+        return True
+    if getattr(model.hf_text_config, "use_sliding_window", True) is False:
+        return False
+    window = getattr(model.hf_text_config, "sliding_window", None)
+    return bool(window) and window < model.max_model_len
 
 
 def check_supported(vllm_config: "VllmConfig") -> None:
@@ -126,6 +140,7 @@ def check_supported(vllm_config: "VllmConfig") -> None:
     num_stages = parallel.pipeline_parallel_size
     graphs = vllm_config.compilation_config.cudagraph_mode
     cache_dtype = vllm_config.cache_config.cache_dtype
+    has_sides = keeps_less_kv(vllm_config)
     refusals = {
         **({} if current_platform.is_cpu() else _refusals_on_a_device(options)),
         f"the device {current_platform.device_name}, only with CPU and CUDA": not (
@@ -144,12 +159,13 @@ def check_supported(vllm_config: "VllmConfig") -> None:
         ),
         "an encoder-decoder model": model.is_encoder_decoder,
         "a model with MLA": model.use_mla,
-        "a model with sliding windows": _has_sliding_window(vllm_config),
         "disable_hybrid_kv_cache_manager": bool(
             vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
         ),
         f"layers_per_group={options.layers_per_group} with {num_layers} layers in {num_stages} "
-        "pipeline stages": bool(num_layers % (num_stages * options.layers_per_group)),
+        "pipeline stages": not has_sides
+        and bool(num_layers % (num_stages * options.layers_per_group)),
+        "pipeline stages and a model with sliding windows or states": has_sides and num_stages > 1,
     }
     for name, asked in refusals.items():
         if asked:
@@ -169,6 +185,7 @@ def check_uncached_supported(vllm_config: "VllmConfig") -> None:
         f"kv_cache_dtype={cache_dtype}": cache_dtype.startswith("fp8"),
         "a model of more than text": vllm_config.model_config.is_multimodal_model,
         "prompt embeddings": vllm_config.model_config.enable_prompt_embeds,
+        "a model with sliding windows or states": keeps_less_kv(vllm_config),
     }
     for name, asked in refusals.items():
         if asked:
@@ -189,10 +206,3 @@ def _refusals_on_a_device(options: KVOptions) -> dict[str, bool]:
         "a modelled link on a real one": is_modelled,
         "modelled pinning on a real device": bool(options.pin_bytes_per_s),
     }
-
-
-def _has_sliding_window(vllm_config: "VllmConfig") -> bool:
-    text_config = vllm_config.model_config.hf_text_config
-    if getattr(text_config, "use_sliding_window", True) is False:
-        return False
-    return bool(getattr(text_config, "sliding_window", None))

@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING
 import psutil
 from vllm.platforms import current_platform
 from vllm.utils.cpu_resource_utils import get_cgroup_memory_limit
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec, KVCacheSpec, MambaSpec
 
 from services.executor.kv_options import AUTO, FREE_MEMORY_SHARE, KVOptions
+from services.placement.blocks import STATE, BlockGeometry
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -28,6 +30,32 @@ def block_size_for_copies(token_bytes: int) -> int:
     return min(MAX_BLOCK_TOKENS, num_steps * BLOCK_STEP_TOKENS)
 
 
+def side_window(spec: KVCacheSpec) -> int | None:
+    """Return how many tokens' KV a group that never leaves keeps, or STATE; None: it may leave."""
+    if isinstance(spec, MambaSpec):
+        return STATE
+    window: int | None = getattr(spec, "sliding_window", None)
+    return window
+
+
+def offloadable_groups(kv_cache_config: "KVCacheConfig") -> list[KVCacheGroupSpec]:
+    """Return the groups that may leave the pool; they come before the others."""
+    groups = kv_cache_config.kv_cache_groups
+    return [group for group in groups if side_window(group.kv_cache_spec) is None]
+
+
+def block_geometry(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> BlockGeometry:
+    """Return what the block formula takes of an engine."""
+    groups = offloadable_groups(kv_cache_config)
+    windows = [side_window(one.kv_cache_spec) for one in kv_cache_config.kv_cache_groups]
+    return BlockGeometry(
+        num_groups=len(groups),
+        block_size=groups[0].kv_cache_spec.block_size,
+        side_windows=tuple(window for window in windows if window is not None),
+        max_in_flight_tokens=config.max_in_flight_tokens,
+    )
+
+
 def num_host_slots(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:
     """Return how many slots a rank is to have. The same on scheduler and ranks.
 
@@ -35,8 +63,8 @@ def num_host_slots(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> in
     """
     options = KVOptions.of(config)
     if options.host_bytes != AUTO:
-        return options.host_bytes // block_bytes(options, kv_cache_config)
-    groups = kv_cache_config.kv_cache_groups
+        return options.host_bytes // block_bytes(kv_cache_config)
+    groups = offloadable_groups(kv_cache_config)
     num_longest = config.model_config.max_model_len // groups[0].kv_cache_spec.block_size
     return int(max(HOST_POOLS * kv_cache_config.num_blocks, len(groups) * num_longest))
 
@@ -55,15 +83,16 @@ def num_affordable_slots(
     free_bytes = psutil.virtual_memory().available
     free_bytes = min(free_bytes, get_cgroup_memory_limit() or free_bytes)
     share_bytes = FREE_MEMORY_SHARE * free_bytes / config.parallel_config.world_size
-    return min(num_slots, int(share_bytes) // block_bytes(options, kv_cache_config))
+    return min(num_slots, int(share_bytes) // block_bytes(kv_cache_config))
 
 
-def block_bytes(options: KVOptions, kv_cache_config: "KVCacheConfig") -> int:
+def block_bytes(kv_cache_config: "KVCacheConfig") -> int:
     """Return the bytes of one block of one layer group on one rank.
 
     Raises ValueError if groups differ: a pipeline stage may have layers unlike another's.
     """
-    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    groups = offloadable_groups(kv_cache_config)
+    specs = [group.kv_cache_spec for group in groups]
     sizes = {(spec.block_size, int(spec.page_size_bytes)) for spec in specs}
     if len(sizes) > 1:
         raise ValueError(
@@ -71,7 +100,7 @@ def block_bytes(options: KVOptions, kv_cache_config: "KVCacheConfig") -> int:
             f"{sorted(sizes)}"
         )
     ((_, page_bytes),) = sizes
-    return page_bytes * options.layers_per_group
+    return page_bytes * max(len(group.layer_names) for group in groups)
 
 
 def block_table_bytes(vllm_config: "VllmConfig") -> int:

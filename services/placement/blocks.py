@@ -11,9 +11,14 @@ groups L_off are offloaded, with m staging buffers, owns
 
 A caller adds what is in transit: full blocks whose host copy is not yet complete, and the target
 blocks of a group that is being restored.
+
+Where a model has layers that keep less than all KV, their groups are *side groups*: always in the
+pool, whatever the placement. A request owns in each of them at most what `side_blocks` says.
 """
 
 from dataclasses import dataclass
+
+STATE = 0  # what a side group keeps that has one state, whatever the length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +27,9 @@ class BlockGeometry:
 
     num_groups: int  # layer groups of the model (of one pipeline stage), >= 1
     block_size: int  # tokens, >= 1
+    # Of each side group: the newest tokens whose KV it keeps, or STATE.
+    side_windows: tuple[int, ...] = ()
+    max_in_flight_tokens: int = 0  # scheduled and not computed yet, of all requests together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +53,22 @@ def num_request_blocks(geometry: BlockGeometry, residency: Residency, *, num_tok
         num_resident * (num_full + num_open)
         + num_buffers * num_full
         + residency.num_offloaded * num_open
+    )
+
+
+def side_blocks(geometry: BlockGeometry, *, num_tokens: int, num_new_tokens: int) -> int:
+    """Return the most blocks that a request with `num_tokens` tokens owns in its side groups.
+
+    `num_new_tokens` of them are in flight, or still to be scheduled: until they are computed, the
+    window before the first of those in flight is read, too.
+    """
+    if not num_tokens or not geometry.side_windows:
+        return 0
+    size, num_rows = geometry.block_size, -(-num_tokens // geometry.block_size)
+    num_in_flight = min(num_new_tokens, geometry.max_in_flight_tokens)
+    return sum(
+        1 if window == STATE else min(num_rows, -(-(window - 1 + num_in_flight) // size) + 1)
+        for window in geometry.side_windows
     )
 
 

@@ -56,3 +56,4 @@ Window: TypeAlias = Annotated[int, Within(1, 4_096)]  # decode steps
 PerStep: TypeAlias = Annotated[float, Within(0.0, MAX_REQUESTS)]  # requests of a step
 EachLayer: TypeAlias = Annotated[tuple[int, ...], AtMost(MAX_LAYERS), Within(0, MAX_INT32)]
 EachGroup: TypeAlias = Annotated[tuple[int, ...], AtMost(MAX_LAYERS), Within(0, MAX_BLOCKS)]
+EachSideGroup: TypeAlias = Annotated[tuple[int, ...], AtMost(MAX_LAYERS), Within(0, MAX_INT32)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated, NewType, TypeAlias
 
+from services.placement.blocks import BlockGeometry
 from services.placement.ranges import (
     MAX_ID_LENGTH,
     MAX_PREFIXES,
@@ -21,6 +22,7 @@ from services.placement.ranges import (
     Duration,
     EachGroup,
     EachLayer,
+    EachSideGroup,
     Epoch,
     Layers,
     LongInt,
@@ -89,6 +91,18 @@ class EngineShape:
     num_host_blocks: Blocks = 0  # blocks of the host pool
     max_model_len: Count = 0  # tokens of the longest request; 0: unknown
     max_prefill_chunk_tokens: Count = 0  # of one request in one step; 0: max_num_batched_tokens
+    # Groups that never leave, beside those of `num_layers`; as `BlockGeometry` has them.
+    side_windows: EachSideGroup = ()
+    max_in_flight_tokens: Count = 0
+
+    @property
+    def geometry(self) -> BlockGeometry:
+        return BlockGeometry(
+            num_groups=self.num_groups,
+            block_size=self.block_size,
+            side_windows=self.side_windows,
+            max_in_flight_tokens=self.max_in_flight_tokens,
+        )
 
     @property
     def num_groups(self) -> int:

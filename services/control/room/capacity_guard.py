@@ -5,7 +5,7 @@ guard offloads more when the pool is too small, and brings back what it took on 
 when there is room again.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple
 
@@ -14,7 +14,7 @@ from services.control.kv import KVT, holders_of, trunks_of
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.moves import Moves
-from services.placement.blocks import Residency, num_request_blocks
+from services.placement.blocks import Residency, num_request_blocks, side_blocks
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement, widened
 from services.placement.place.fewest_offloaded import Claim, fewest_offloaded, spread_order
 
@@ -28,6 +28,7 @@ class Need(NamedTuple, Generic[KVT]):
     record: RequestRecord[KVT]
     num_tokens: int  # known tokens, >= 1
     num_to_share: int = 0  # leading blocks of one in the queue that others have in the pool
+    num_processed_tokens: int = 0  # computed, those in flight not counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Share:
     kv: Any  # None: a request that has no block yet
     num_tokens: int  # of its own, at which it owns most blocks
     floor: LayerPlacement
+    num_side_blocks: int = 0  # of groups that never leave
 
 
 class CapacityGuard(Generic[KVT]):
@@ -92,7 +94,7 @@ class CapacityGuard(Generic[KVT]):
         num_needed = [
             self._num_blocks_of(share, found) for share, found in zip(shares, tight, strict=True)
         ]
-        self._reclaim(idle, self._moves.num_blocks - sum(num_needed))
+        self._reclaim(idle, self._moves.num_blocks - self._num_side_of(idle) - sum(num_needed))
         # Restores take what the next step and the next in line leave, or they would be given up
         # and begun anew step after step.
         self._num_kept_free = self.num_spare + self.num_blocks_of_next_step(running)
@@ -120,7 +122,8 @@ class CapacityGuard(Generic[KVT]):
         idle, num_free = moves.idle(but=self._running), moves.num_free
         num_expected = sum(kv.num_owned_when_copied for kv in idle)
         # Two blocks per group let any request go on: an open one, and one on its way to the host.
-        took = self._reclaim(idle, num_expected - 2 * moves.geometry.num_groups)
+        num_lacking = 2 * moves.geometry.num_groups + len(moves.geometry.side_windows)
+        took = self._reclaim(idle, num_expected - num_lacking)
         return moves.num_free > num_free or moves.give_up_restores() or took
 
     def num_blocks_of_next_step(self, running: Sequence[Need[KVT]]) -> int:
@@ -144,18 +147,34 @@ class CapacityGuard(Generic[KVT]):
                     floor = trunk.floor or ALL_RESIDENT
                     shares.append(Share(trunk, trunk.num_own_tokens, floor))
             num_own = num_tokens - _num_shared(need) * block_size
-            shares.append(Share(kv, num_own, need.record.floor or ALL_RESIDENT))
+            floor = need.record.floor or ALL_RESIDENT
+            shares.append(Share(kv, num_own, floor, self._num_side_blocks(need)))
         return shares
+
+    def _num_side_blocks(self, need: Need[KVT]) -> int:
+        """Return the blocks of groups that never leave, with the next token."""
+        if not self._moves.geometry.side_windows:
+            return 0
+        num_tokens = need.num_tokens + 1
+        num_new = num_tokens - need.num_processed_tokens
+        return side_blocks(self._moves.geometry, num_tokens=num_tokens, num_new_tokens=num_new)
+
+    def _num_side_of(self, idle: Iterable[Any]) -> int:
+        """Return the blocks of such groups that idle requests keep."""
+        if not self._moves.geometry.side_windows:
+            return 0
+        return sum(map(self._moves.num_side_blocks, idle))
 
     def _num_movable(self, idle: Sequence[Any]) -> int:
         """Return the blocks that are not kept by idle requests when all that can be taken is."""
         num_kept: int = sum(kv.num_unmovable for kv in idle)
-        return self._moves.num_blocks - num_kept
+        return self._moves.num_blocks - num_kept - self._num_side_of(idle)
 
     def _num_blocks_of(self, share: Share, residency: Residency | None) -> int:
         if residency is None:
             return 0
-        return num_request_blocks(self._moves.geometry, residency, num_tokens=share.num_tokens)
+        own = num_request_blocks(self._moves.geometry, residency, num_tokens=share.num_tokens)
+        return own + share.num_side_blocks
 
     def _num_tokens_to_hold(self, need: Need[KVT]) -> int:
         """Return at which length a request owns most blocks: as it is, or with its next token.
@@ -218,7 +237,11 @@ class CapacityGuard(Generic[KVT]):
         block_size = moves.geometry.block_size
         for need in needs:
             num_rows += need.num_tokens // block_size + 1 - _num_shared(need)
-        return num_rows * moves.geometry.num_groups <= moves.num_blocks - self.num_spare
+        num_left = moves.num_blocks - self.num_spare
+        if moves.geometry.side_windows:
+            num_left -= self._num_side_of(kv for kv in moves.all() if kv.request_id not in active)
+            num_left -= sum(map(self._num_side_blocks, needs))
+        return num_rows * moves.geometry.num_groups <= num_left
 
     def _move(self, kv: Any, *, least: LayerPlacement, most: LayerPlacement) -> None:
         """Offload what must leave and restore what may come back; between the two, stay."""
@@ -242,6 +265,7 @@ class CapacityGuard(Generic[KVT]):
                 num_tokens=share.num_tokens,
                 offloadable=share.kv is None or share.kv.mirrored,
                 min_offloaded=len(share.floor.offloaded),
+                num_side_blocks=share.num_side_blocks,
             )
             for share in shares
         ]

@@ -33,6 +33,9 @@ class Moves(Protocol[KVT]):
     def num_new(self, kv: KVT, num_tokens: int) -> int:
         """Return the blocks that room for so many tokens takes, those to wake up not counted."""
 
+    def num_side_blocks(self, kv: Any) -> int:
+        """Return the blocks that a holder has in groups that never leave."""
+
     def num_to_wake(self, kv: Any) -> int:
         """Return the blocks that a holder takes to be in a step again; 0 if it is not asleep."""
 

@@ -35,6 +35,8 @@ class PoolBlocks:
         self._uids: dict[int, int] = {}  # what is in a block that nobody has had since, by its id
         self._orders = orders
         self._poison_freed = poison_freed
+        self.notes_open = False  # whether the runner must clear blocks that fill one by one
+        self._open: list[int] = []  # their ids, since they were last asked for
 
     @property
     def num_usable(self) -> int:
@@ -59,7 +61,14 @@ class PoolBlocks:
         blocks = self.take(num_blocks)
         if self._poison_freed:
             self._orders.clear(block.block_id for block in blocks)
+        if self.notes_open:
+            self._open.extend(block.block_id for block in blocks)
         return blocks
+
+    def take_open_ids(self) -> list[int]:
+        """Return the ids of blocks taken by `take_open` since the last call, if they are noted."""
+        ids, self._open = self._open, []
+        return ids
 
     def release(self, blocks: Sequence[KVCacheBlock]) -> None:
         """End the life of blocks."""

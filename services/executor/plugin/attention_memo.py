@@ -49,8 +49,12 @@ def build_once(runner: Any) -> None:
     """Make a CPU runner build its first group's metadata only, and the others' from it.
 
     vLLM would go through all its steps for each group before it finds that only two things differ.
-    The runner's block tables are `StackedBlockTables`.
+    The runner's block tables are `StackedBlockTables`. Where groups are of more than one kind, what
+    is built for one is wrong for another: what a window needs is looked up by its length. vLLM
+    itself then builds once per kind.
     """
+    if len({group.kv_cache_spec for group in runner.kv_cache_config.kv_cache_groups}) > 1:
+        return
     if any(g.kernel_block_size is not None for groups in runner.attn_groups for g in groups):
         return  # kernels see other blocks than the tables, by a mapping of each group's
     build, config = runner._build_attention_metadata, runner.kv_cache_config

@@ -34,7 +34,7 @@ from services.executor.copies.timing.rank_stats import RankStats
 from services.executor.copies.timing.step_marks import StepMarks
 from services.executor.copies.transfer_runner import TransferRunner, group_of_layers
 from services.executor.kv_options import KVOptions
-from services.executor.sizing import num_affordable_slots, num_host_slots
+from services.executor.sizing import num_affordable_slots, num_host_slots, offloadable_groups
 from services.executor.stats.kv_metrics import KVPromMetrics
 from services.executor.stats.kv_stats import KVStats
 from services.executor.step_messages import CHUNK_BYTES, HostRoom, StepFeedback, StepTransfers
@@ -61,7 +61,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         self.options = KVOptions.of(vllm_config)
-        self._groups = [list(group.layer_names) for group in kv_cache_config.kv_cache_groups]
+        groups = offloadable_groups(kv_cache_config)
+        self._groups = [list(group.layer_names) for group in groups]
         self._first_layers, self._last_layers = group_of_layers(self._groups)
         self._hooks_layers = False  # in this step
         # Whether layers call the hooks in every step, and not only in those that need it: for

@@ -50,7 +50,8 @@ class LayerwiseCPUWorker(LayerwiseWorkerMixin, EvenflowCPUWorker):
     def initialize_from_config(self, kv_cache_config: Any) -> None:
         super().initialize_from_config(kv_cache_config)
         batch = self.model_runner.input_batch
-        if len(batch.block_table.block_tables) > 1:
+        tables = batch.block_table.block_tables
+        if len(tables) > 1 and len({table.block_table.np.shape for table in tables}) == 1:
             batch.block_table = StackedBlockTables(batch.block_table)
             build_once(self.model_runner)
 

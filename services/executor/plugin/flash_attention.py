@@ -27,6 +27,7 @@ class MemoFlashAttentionMetadataBuilder(FlashAttentionMetadataBuilder):  # type:
         common, cls = common_attn_metadata, type(self)
         step = (common.query_start_loc, common.seq_lens, common.causal)
         extents = (
+            getattr(self.kv_cache_spec, "sliding_window", None),
             common.num_reqs,
             common.num_actual_tokens,
             common.max_query_len,

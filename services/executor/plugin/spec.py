@@ -4,10 +4,17 @@ vLLM puts layers whose specs merge into one KV cache group, and all groups alias
 spec that carries its group's index keeps groups apart while they are formed; once merged, the
 index is dropped from comparison, so that the groups count as one kind again wherever vLLM caches
 per kind (attention metadata, for one).
+
+Layers that keep less than all KV form *side groups*, which never leave the pool and come last. One
+with a window is full attention with `sliding_window` set, as vLLM itself makes it where it keeps no
+blocks by kind: that touches the blocks only, kernels take the window from the layer. One with
+states keeps vLLM's spec, for which its runner and its kernels ask.
 """
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from vllm.v1.core.single_type_kv_cache_manager import (
     FullAttentionManager,
@@ -16,7 +23,9 @@ from vllm.v1.core.single_type_kv_cache_manager import (
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheSpec,
+    MambaSpec,
     MLAAttentionSpec,
+    SlidingWindowSpec,
     replace_as,
 )
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
@@ -25,6 +34,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 MERGED = -1
+WINDOW_FIELDS = ("sliding_window", "extra_retained_tokens")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +62,11 @@ class LayerGroup:
         first group, and an open block per group; the rest can live in host memory.
         """
         open_block = int(self.page_size_bytes)  # type: ignore[attr-defined]
+        window: int | None = self.sliding_window  # type: ignore[attr-defined]
+        if window is not None:
+            num_tokens = window - 1 + vllm_config.max_in_flight_tokens
+            num_longest = -(-vllm_config.model_config.max_model_len // self.block_size)  # type: ignore[attr-defined]
+            return open_block * int(min(num_longest, -(-num_tokens // self.block_size) + 1))  # type: ignore[attr-defined]
         if self.group_index > 0:
             return open_block
         longest = int(super().max_memory_usage_bytes(vllm_config))  # type: ignore[misc]
@@ -72,6 +87,7 @@ class LatentGroupSpec(LayerGroup, MLAAttentionSpec):  # type: ignore[misc]
 GROUP_SPECS: dict[type[KVCacheSpec], type[LayerGroup]] = {
     FullAttentionSpec: LayerGroupSpec,
     MLAAttentionSpec: LatentGroupSpec,
+    SlidingWindowSpec: LayerGroupSpec,
 }
 
 
@@ -79,48 +95,89 @@ def register() -> None:
     """Make the specs known to vLLM in this process. Idempotent."""
     # A registry that holds anything counts as complete, so the built-in specs go in first.
     register_all_kvcache_specs(None)
-    for spec in GROUP_SPECS.values():
+    for spec in set(GROUP_SPECS.values()):
         KVCacheSpecRegistry.register(spec, FullAttentionManager, uniform_type_base_spec=spec)
 
 
 def layer_group_specs(
-    specs: dict[str, KVCacheSpec], layers_per_group: int, *, num_layers: int
+    specs: dict[str, KVCacheSpec],
+    layers_per_group: int,
+    *,
+    num_layers: int | None = None,
+    max_model_len: int | None = None,
 ) -> dict[str, KVCacheSpec]:
-    """Return the specs of one worker's layers with their group, in the order of the layers.
+    """Return the specs of one worker's layers with their group: those that may leave, then others.
 
     The index counts from the first layer of the pipeline stage: a block id is spent on every rank,
-    so group i is made of one slice of each stage, and stages have `num_layers` each. Raises
-    ValueError for layers of a kind that has no layer groups, layers unlike each other, a number of
-    layers that the groups do not divide, and layers without KV: all sizes are made of the model's
-    layers.
+    so group i is made of one slice of each stage. `num_layers`: that each stage has, where there
+    are several; they must be alike. `max_model_len`: tokens; a longer window is none.
+
+    Where all layers may leave, `layers_per_group` must divide them. Beside layers that stay it is
+    the most, and the largest number is taken that divides the layers of each kind.
+
+    Raises ValueError for layers unlike each other, without any that may leave, or of another kind.
     """
-    for name, spec in specs.items():
-        if type(spec) not in GROUP_SPECS:
-            raise ValueError(
-                f"layer-wise KV needs full attention, {name} has {type(spec).__name__}"
-            )
+    full, windows, states = _by_kind(specs, max_model_len)
+    alike = {**full, **windows}
     # vLLM would make their pages alike by blocks of unlike lengths: blocks here have one length.
-    if len({(spec.block_size, spec.page_size_bytes) for spec in specs.values()}) > 1:
+    if len({(spec.block_size, spec.page_size_bytes) for spec in alike.values()}) > 1:
         raise ValueError(
             "layer-wise KV does not work with layers whose KV heads, head sizes or KV dtypes differ"
         )
-    if len(specs) != num_layers:
+    if num_layers is not None and len(full) != num_layers:
         raise ValueError(
-            f"layer-wise KV needs KV in every layer, {len(specs)} have some in a pipeline stage of "
-            f"{num_layers}"
+            f"layer-wise KV needs full attention in every layer of a pipeline stage, {len(full)} "
+            f"of {num_layers} have it"
         )
-    if len(specs) % layers_per_group:
+    if windows or states:
+        layers_per_group = common_layers_per_group(layers_per_group, full, windows, states)
+    elif len(full) % layers_per_group:
         raise ValueError(
-            f"layers_per_group={layers_per_group} does not divide the {len(specs)} layers "
+            f"layers_per_group={layers_per_group} does not divide the {len(full)} layers "
             "of a pipeline stage"
         )
     grouped: dict[str, Any] = {}
-    for layer, (name, spec) in enumerate(specs.items()):
+    for layer, (name, spec) in enumerate(alike.items()):
         group = layer // layers_per_group
         grouped[name] = replace_as(
-            spec, GROUP_SPECS[type(spec)], group_key=group, group_index=group
+            spec,
+            GROUP_SPECS[type(spec)],
+            drop=() if name in full else ("extra_retained_tokens",),
+            group_key=group,
+            group_index=group,
         )
-    return grouped
+    return {**grouped, **states}
+
+
+def common_layers_per_group(most: int, *kinds: Mapping[str, KVCacheSpec]) -> int:
+    """Return the largest number of layers, up to `most`, that divides those of each kind."""
+    common = math.gcd(*map(len, kinds))
+    return max(number for number in range(1, most + 1) if common % number == 0)
+
+
+Specs: TypeAlias = dict[str, KVCacheSpec]
+
+
+def _by_kind(specs: Specs, max_model_len: int | None) -> tuple[Specs, Specs, Specs]:
+    """Return layers with all of their KV, with a window of it, and with a state."""
+    full, windows, states = Specs(), Specs(), Specs()
+    for name, spec in specs.items():
+        if type(spec) in (FullAttentionSpec, MLAAttentionSpec):
+            full[name] = spec
+        elif type(spec) is SlidingWindowSpec:
+            if max_model_len is not None and spec.sliding_window >= max_model_len:
+                full[name] = replace_as(spec, FullAttentionSpec, drop=WINDOW_FIELDS)
+            else:
+                windows[name] = spec
+        elif isinstance(spec, MambaSpec) and not spec.num_speculative_blocks:
+            states[name] = spec
+        else:
+            raise ValueError(
+                f"layer-wise KV needs full attention, {name} has {type(spec).__name__}"
+            )
+    if specs and not full:
+        raise ValueError("layer-wise KV needs some layers with full attention: no other may leave")
+    return full, windows, states
 
 
 register()

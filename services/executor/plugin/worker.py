@@ -27,9 +27,14 @@ class LayerwiseWorkerMixin:
         options = KVOptions.of(config)
         refuse_shared_kv(config.compilation_config.static_forward_context)
         specs = super().get_kv_cache_spec()  # type: ignore[misc]
+        num_stages: int = config.parallel_config.pipeline_parallel_size
         num_layers: int = config.model_config.get_total_num_hidden_layers()
-        num_layers //= config.parallel_config.pipeline_parallel_size
-        return layer_group_specs(specs, options.layers_per_group, num_layers=num_layers)
+        return layer_group_specs(
+            specs,
+            options.layers_per_group,
+            num_layers=num_layers // num_stages if num_stages > 1 else None,
+            max_model_len=config.model_config.max_model_len,
+        )
 
     def weight_bytes(self) -> int:
         """Return the bytes of this rank's weights."""

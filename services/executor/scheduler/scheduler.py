@@ -33,6 +33,7 @@ from services.control.types import Trigger
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.residency import RequestKV, Trunk
+from services.executor.blocks.side_groups import SideGroups
 from services.executor.blocks.transfers.losses import Losses
 from services.executor.blocks.transfers.moves import BlockMoves
 from services.executor.blocks.transfers.transfers import Transfers
@@ -43,14 +44,15 @@ from services.executor.scheduler.planner_client import planner_of
 from services.executor.scheduler.reader_state import ReaderStateMixin
 from services.executor.scheduler.recovery import Recovery, error_output, share_nothing
 from services.executor.scheduler.run_control import RunControl
+from services.executor.scheduler.side_coordinator import SideCoordinator
 from services.executor.scheduler.step_watch import StepWatch
 from services.executor.scheduler.vllm_engine import VllmEngine, engine_shape
-from services.executor.sizing import are_slots_ready_at_start, num_host_slots
+from services.executor.sizing import are_slots_ready_at_start, block_geometry, num_host_slots
 from services.executor.stats.kv_stats import KVStats
 from services.executor.step_messages import StepFeedback
 from services.kit.telemetry import log as logging
 from services.pacing.cause import Cause
-from services.placement.blocks import BlockGeometry
+from services.placement.blocks import STATE, BlockGeometry
 from services.placement.presets import Run
 
 log = structlog.get_logger()
@@ -68,10 +70,11 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         config, manager = self.vllm_config, self.kv_cache_manager
         self.kv_options = options = KVOptions.of(config)
         check_supported(config)
-        self._coordinator = LayerwiseCoordinator.install(
-            manager, max_in_flight_tokens=config.max_in_flight_tokens
-        )
-        self.block_owner = owner = self._make_owner(manager)
+        geometry = block_geometry(config, manager.kv_cache_config)
+        kind = SideCoordinator if geometry.side_windows else LayerwiseCoordinator
+        self._coordinator = kind.install(manager, max_in_flight_tokens=config.max_in_flight_tokens)
+        self.block_owner = owner = self._make_owner(manager, geometry)
+        self.sides = self._make_sides(owner)
         shape = engine_shape(
             config,
             manager.kv_cache_config,
@@ -83,7 +86,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             num_ranks=config.parallel_config.world_size,
             write_budget=self._write_budget,
         )
-        moves = BlockMoves(owner, self.transfers, overlap=options.overlap_load_evict)
+        moves = BlockMoves(owner, self.transfers, self.sides, overlap=options.overlap_load_evict)
         self.capacity_guard = CapacityGuard(
             moves,
             self.records,
@@ -92,7 +95,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             restore_when_free_frac=options.restore_when_free_frac,
         )
         resumes = Resumes(moves, self.capacity_guard, owner.counters, block_bytes=shape.block_bytes)
-        self.engine = VllmEngine(self, self.transfers, self.capacity_guard, shape)
+        self.engine = VllmEngine(self, self.transfers, self.capacity_guard, shape, sides=self.sides)
         self.line: Line[Request, RequestKV] = Line(self.engine, resumes, self._rates)
         self.control = RunControl(self, self.line, self.transfers, max_hold_s=options.max_pause_s)
         self.recovery = Recovery(self, owner, Losses(owner, self.transfers))
@@ -123,13 +126,30 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             policy = run_policy_of(options)
         self.loop = StepLoop(options, self.line, planner, policy, time.monotonic)
 
-    def _make_owner(self, manager: Any) -> BlockOwner:
-        config = manager.kv_cache_config
-        geometry = BlockGeometry(
-            num_groups=len(config.kv_cache_groups),
-            block_size=config.kv_cache_groups[0].kv_cache_spec.block_size,
+    def _make_sides(self, owner: BlockOwner) -> SideGroups | None:
+        """Return the rows of groups that never leave; None if there are none."""
+        if not owner.geometry.side_windows:
+            return None
+        sides = SideGroups(owner.blocks, owner.geometry)
+        assert isinstance(self._coordinator, SideCoordinator)
+        self._coordinator.sides = sides
+        owner.blocks.notes_open = self.needs_kv_cache_zeroing
+        # Of windows and states there are no copies: what follows a prefix would lack them.
+        self.kv_options = replace(self.kv_options, prefix_caching=False)
+        log.info(
+            "side_groups",
+            windows=sum(window != STATE for window in sides.windows),
+            states=sides.windows.count(STATE),
+            offloadable=owner.geometry.num_groups,
+            effect="requests that leave the pool are computed again, prefixes are not cached",
         )
-        num_slots = num_host_slots(self.vllm_config, config)
+        return sides
+
+    def _get_new_block_ids_to_zero(self) -> list[int] | None:
+        return self.block_owner.blocks.take_open_ids() or None
+
+    def _make_owner(self, manager: Any, geometry: BlockGeometry) -> BlockOwner:
+        num_slots = num_host_slots(self.vllm_config, manager.kv_cache_config)
         owner = BlockOwner(
             manager.block_pool,
             HostPool(num_slots, num_ready=None if are_slots_ready_at_start(self.kv_options) else 0),
@@ -275,9 +295,12 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     ) -> None:
         """Keep the host copies, unless tokens that are under way will be drawn anew.
 
-        Nor does a request keep them whose prompt must be computed whole, for its log-probabilities.
+        Nor does a request keep them whose prompt must be computed whole, for its log-probabilities,
+        or whose side groups have no copies.
         """
-        begins_anew = drop_stale_output or request.skip_reading_prefix_cache
+        begins_anew = (
+            drop_stale_output or request.skip_reading_prefix_cache or self.sides is not None
+        )
         with self._coordinator.keeping(None if begins_anew else request.request_id):
             super()._preempt_request(request, timestamp, drop_stale_output)
         self.loop.note(Trigger.PREEMPTED)
@@ -330,6 +353,9 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         super().check_integrity()
         self.control.check_integrity()
         num_deferred = sum(len(blocks) for _, blocks in self.deferred_frees)
+        if self.sides is not None:
+            self.sides.check_integrity()
+            num_deferred += self.sides.num_owned
         self.block_owner.check_integrity(num_deferred, self._coordinator.drafts)
 
 

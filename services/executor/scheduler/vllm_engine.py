@@ -16,9 +16,11 @@ from services.control.shared_prefixes import Stretch, behind
 from services.control.types import Links
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.residency import RequestKV
+from services.executor.blocks.side_groups import SideGroups
 from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.kv_options import KVOptions, max_num_active_seqs
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
+from services.executor.sizing import block_geometry, offloadable_groups
 from services.executor.step_messages import CHUNK_BYTES
 from services.placement.types import EngineShape
 
@@ -36,10 +38,11 @@ class VllmEngine:
         transfers: Transfers,
         guard: CapacityGuard[RequestKV],
         shape: EngineShape,
+        sides: SideGroups | None = None,
     ) -> None:
         self._scheduler, self._transfers, self._guard = scheduler, transfers, guard
         self._owner, self._options = transfers.owner, KVOptions.of(scheduler.vllm_config)
-        self._shape = shape
+        self._shape, self._sides = shape, sides  # None: all groups may leave
 
     @property
     def shape(self) -> EngineShape:
@@ -75,7 +78,11 @@ class VllmEngine:
 
     def need_of(self, request: Request) -> Need[RequestKV]:
         record = self._owner.records[request.request_id]
-        return Need(record, request.num_tokens + request.num_output_placeholders)
+        num_tokens = request.num_tokens + request.num_output_placeholders
+        if self._sides is None:
+            return Need(record, num_tokens)
+        num_processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+        return Need(record, num_tokens, num_processed_tokens=num_processed)
 
     def park(self, record: RequestRecord[RequestKV]) -> None:
         """It leaves as soon as no token of it is in flight; what has no copy is computed again."""
@@ -87,8 +94,15 @@ class VllmEngine:
 
     @property
     def num_free_blocks(self) -> int:
-        # What the guard keeps free before a layer comes back is not the planner's to give away.
-        return max(0, self._owner.blocks.num_free - self._guard.num_spare)
+        # What the guard keeps free before a layer comes back is not the planner's to give away,
+        # nor what groups will take that no placement moves.
+        num_free = self._owner.blocks.num_free - self._guard.num_spare
+        if self._sides is not None:
+            num_free -= sum(
+                self._sides.num_to_come(one.request_id, num_tokens=one.num_tokens + 1)
+                for one in self.running
+            )
+        return max(0, num_free)
 
     @property
     def num_write_through_blocks(self) -> int:
@@ -176,13 +190,15 @@ def engine_shape(
         config.scheduler_config,
         config.model_config,
     )
-    num_layers: int = model.get_total_num_hidden_layers()
-    spec = cache.kv_cache_groups[0].kv_cache_spec
-    layers_per_group = -(-num_layers // len(cache.kv_cache_groups))
+    groups, geometry = offloadable_groups(cache), block_geometry(config, cache)
+    spec = groups[0].kv_cache_spec
+    num_layers: int = sum(len(group.layer_names) for group in groups)
+    num_layers *= parallel.pipeline_parallel_size  # the groups are of one stage
+    layers_per_group = -(-num_layers // len(groups))
     return EngineShape(
         num_layers=num_layers,
         layers_per_group=layers_per_group,
-        block_size=spec.block_size,
+        block_size=geometry.block_size,
         num_blocks=num_blocks,
         block_bytes=spec.page_size_bytes * layers_per_group * parallel.tensor_parallel_size,
         max_num_seqs=max_num_active_seqs(config),
@@ -191,4 +207,6 @@ def engine_shape(
         max_model_len=model.max_model_len,
         max_prefill_chunk_tokens=scheduler.long_prefill_token_threshold
         or scheduler.max_num_batched_tokens,
+        side_windows=geometry.side_windows,
+        max_in_flight_tokens=geometry.max_in_flight_tokens,
     )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         max_num_active_reqs: int
         max_num_scheduled_tokens: int
         log_stats: bool
+        needs_kv_cache_zeroing: bool
         structured_output_manager: Any
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
 
-from services.placement.blocks import BlockGeometry, Residency, num_request_blocks
+from services.placement.blocks import Residency, num_request_blocks, side_blocks
 from services.placement.types import (
     EngineShape,
     Placement,
@@ -141,7 +141,7 @@ def _num_blocks(plan: Plan, now: Moment) -> int:
     What paused requests hold can be taken from them.
     """
     placed: Mapping[RequestId, Placement] = {p.request_id: p for p in plan.placements}
-    geometry = BlockGeometry(num_groups=now.engine.num_groups, block_size=now.engine.block_size)
+    geometry = now.engine.geometry
     total, used = 0, set[PrefixId]()
     for request in now.live:
         placement = placed.get(request.request_id)
@@ -149,7 +149,9 @@ def _num_blocks(plan: Plan, now: Moment) -> int:
         if paused or not request.holds_kv:
             continue
         residency = _residency(placement, request.residency, now.engine)
-        total += num_request_blocks(geometry, residency, num_tokens=request.num_tokens + 1)
+        num_tokens = request.num_tokens + 1
+        total += num_request_blocks(geometry, residency, num_tokens=num_tokens)
+        total += side_blocks(geometry, num_tokens=num_tokens, num_new_tokens=1)
         used.update(request.prefix_ids)
     shared = {p.prefix_id: p for p in plan.prefixes}
     for prefix in now.prefixes:

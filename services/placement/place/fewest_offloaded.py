@@ -26,6 +26,7 @@ class Claim:
     num_tokens: int  # whose KV has to fit, growth included, >= 1
     offloadable: bool  # False if its KV has no room in host memory
     min_offloaded: int = 0  # layer groups that leave in any case, [0, num_groups]
+    num_side_blocks: int = 0  # of groups that never leave
 
 
 def fewest_offloaded(
@@ -65,8 +66,10 @@ def _ladder(num_groups: int, max_staging: int) -> tuple[Residency, ...]:
 
 def _minimum(demand: Claim, geometry: BlockGeometry) -> int:
     if not demand.offloadable:
-        return num_request_blocks(geometry, RESIDENT, num_tokens=demand.num_tokens)
-    return min_request_blocks(geometry, num_tokens=demand.num_tokens)
+        num_blocks = num_request_blocks(geometry, RESIDENT, num_tokens=demand.num_tokens)
+    else:
+        num_blocks = min_request_blocks(geometry, num_tokens=demand.num_tokens)
+    return num_blocks + demand.num_side_blocks
 
 
 def _admitted(minima: Sequence[int], num_blocks: int) -> list[bool]:
@@ -85,7 +88,8 @@ def _first_that_fits(
     """Return the first rung that fits, and its blocks: no rung takes more than the one before."""
 
     def num_blocks(residency: Residency) -> int:
-        return num_request_blocks(geometry, residency, num_tokens=demand.num_tokens)
+        own = num_request_blocks(geometry, residency, num_tokens=demand.num_tokens)
+        return own + demand.num_side_blocks
 
     if not demand.offloadable:
         return RESIDENT, num_blocks(RESIDENT)

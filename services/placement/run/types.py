@@ -9,12 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from services.placement.blocks import side_blocks
 from services.placement.run.reason import Reason
 from services.placement.run.resume import ResumeWay
 from services.placement.types import EngineShape, RequestId
 
 WHOLE = frozenset({ResumeWay.LOAD, ResumeWay.RECOMPUTE})  # no layer stays on the host
 ALL_WAYS = frozenset(ResumeWay)
+AHEAD_TOKENS = 2  # of an answer, in flight at once at most
 
 
 class RunPhase(Enum):
@@ -128,19 +130,35 @@ class RunSnapshot:
     def num_blocks(self, request: RunRequest, *, growth: int) -> int:
         """Return the blocks of a request with all layers in the pool, `growth` tokens later."""
         engine = self.engine
-        return engine.num_groups * -(-(request.num_tokens + growth) // engine.block_size)
+        num_rows = -(-(request.num_tokens + growth) // engine.block_size)
+        return engine.num_groups * num_rows + self._side_blocks(request, growth=growth)
 
     def blocks(self, *, growth: int) -> Mapping[RequestId, int]:
         """Return `num_blocks` of each request."""
         known = self._blocks.get(growth)
         if known is None:
             num_groups, size = self.engine.num_groups, self.engine.block_size
-            known = self._blocks[growth] = {
+            known = {
                 r.request_id: num_groups
                 * -(-(r.num_prompt_tokens + r.num_output_tokens + growth) // size)
                 for r in self.requests
             }
+            if self.engine.side_windows:
+                for r in self.requests:
+                    known[r.request_id] += self._side_blocks(r, growth=growth)
+            self._blocks[growth] = known
         return known
+
+    def _side_blocks(self, request: RunRequest, *, growth: int) -> int:
+        """Return what groups take that never leave: by the tokens that are in flight together."""
+        if not self.engine.side_windows:
+            return 0
+        num_left = max(0, request.num_tokens - request.num_computed_tokens)
+        return side_blocks(
+            self.engine.geometry,
+            num_tokens=request.num_tokens + growth,
+            num_new_tokens=num_left + AHEAD_TOKENS,
+        )
 
     def num_blocks_of(self, batch: Iterable[RunRequest], *, growth: int) -> int:
         """Return the blocks of requests together: what several of them share counts once."""

@@ -8,6 +8,7 @@ from services.control.trunks import give_up, hold
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.residency import RequestKV
+from services.executor.blocks.side_groups import SideGroups
 from services.executor.blocks.transfers.transfers import Transfers
 from services.placement.blocks import BlockGeometry
 
@@ -15,9 +16,17 @@ from services.placement.blocks import BlockGeometry
 class BlockMoves:
     """`ReturnMoves` over a `BlockOwner`."""
 
-    def __init__(self, owner: BlockOwner, transfers: Transfers, *, overlap: bool = True) -> None:
+    def __init__(
+        self,
+        owner: BlockOwner,
+        transfers: Transfers,
+        sides: SideGroups | None = None,
+        *,
+        overlap: bool = True,
+    ) -> None:
         """With `overlap`, loads begin with the first blocks that are free; else with all."""
         self._owner, self._transfers, self._overlap = owner, transfers, overlap
+        self._sides = sides  # None: all groups may leave
 
     @property
     def geometry(self) -> BlockGeometry:
@@ -48,7 +57,13 @@ class BlockMoves:
         return [*self._transfers.write_through.by_likelihood(others), *trunks]
 
     def num_new(self, kv: RequestKV, num_tokens: int) -> int:
-        return self._owner.growth.num_new_blocks(kv, num_tokens=num_tokens)
+        num_new = self._owner.growth.num_new_blocks(kv, num_tokens=num_tokens)
+        if self._sides is not None:
+            num_new += self._sides.num_to_come(kv.request_id, num_tokens=num_tokens)
+        return num_new
+
+    def num_side_blocks(self, kv: Holder) -> int:
+        return 0 if self._sides is None else self._sides.num_owned_by(kv.request_id)
 
     def num_to_wake(self, kv: Holder) -> int:
         return self._owner.staging.num_to_wake(kv)
