@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from services.placement.types import EngineShape, Link, Profile
+from simulator.deployment import pool_tokens
 from simulator.device.costs import StepLoad, resident_step_s
 from simulator.engine.engine import Machine
 
@@ -66,7 +67,7 @@ class MeasuredDeployment:
 
     def base_tbt_s(self) -> float:
         """Return the decode latency of the longest request that fits with nothing offloaded."""
-        longest = self.engine.num_blocks // self.engine.num_groups * self.engine.block_size
+        longest = pool_tokens(self.engine)
         longest = min(longest, self.engine.max_model_len or longest)
         load = StepLoad(num_decodes=1, num_context_tokens=longest)
         costs = self.machine().costs

@@ -24,9 +24,9 @@ from services.control.room.capacity_guard import (
 from services.control.room.resumes import Resumes
 from services.placement.blocks import (
     RESIDENT,
-    BlockGeometry,
     min_request_blocks,
     num_request_blocks,
+    side_blocks,
 )
 from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import Lane
@@ -55,11 +55,11 @@ class Scheduler:
         """`vllm`: where no KV may leave the pool; `rates`: measured so far."""
         self.shape, self._vllm = shape, vllm
         self.offloads = vllm is None and shape.num_host_blocks > 0
-        self.geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
+        self.geometry = shape.geometry
         self.pool = vllm.blocks if vllm else PoolLedger(num_blocks=shape.num_blocks)
         self.counters = Counters()
         self.host = HostLedger(num_blocks=shape.num_host_blocks, counters=self.counters)
-        self.caches_prefixes = self.offloads  # on the host
+        self.caches_prefixes = self.offloads and not shape.side_windows  # on the host
         self.running: list[SimulatedRequest] = []
         self.waiting: deque[SimulatedRequest] = deque()
         self.records: dict[str, RequestRecord[KVState]] = {}  # of all live requests
@@ -227,12 +227,14 @@ class Scheduler:
     def fits_alone(self, request: SimulatedRequest) -> bool:
         """Return whether an empty engine could bring a request to its end."""
         total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
-        if num_request_blocks(self.geometry, RESIDENT, num_tokens=total) <= self.pool.num_blocks:
+        num_side = side_blocks(self.geometry, num_tokens=total, num_new_tokens=total)
+        num_blocks = self.pool.num_blocks - num_side
+        if num_request_blocks(self.geometry, RESIDENT, num_tokens=total) <= num_blocks:
             return True
         least = min_request_blocks(self.geometry, num_tokens=total)
         least += 2 * self.geometry.num_groups  # an open block each, and one on its way to the host
         on_host = num_host_blocks(self.geometry, request) <= self.host.num_blocks
-        return self.offloads and on_host and least <= self.pool.num_blocks
+        return self.offloads and on_host and least <= num_blocks
 
     def _admit(self, budget: int) -> bool:
         """Move the first in line to the running requests if its whole prompt has room."""
@@ -367,7 +369,8 @@ class Scheduler:
         for request in self.live:
             assert request.record.state.is_queued == (request in self.waiting)
             assert request.record.is_prepared <= (request.record.kv is not None)
-            assert self.pool.owned.get(request.request_id, 0) == request.kv.num_owned
+            num_owned = request.kv.num_owned + request.kv.num_side_blocks
+            assert self.pool.owned.get(request.request_id, 0) == num_owned
             assert (request.request_id in self.host.owned) == request.kv.mirrored
             request.kv.check_integrity()
         assert self.records.keys() == ids

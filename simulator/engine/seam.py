@@ -56,7 +56,8 @@ class SimulatedEngine:
         return self._scheduler.num_places
 
     def need_of(self, request: SimulatedRequest) -> Need[KVState]:
-        return Need(request.record, request.num_tokens)
+        num_processed = request.num_computed_tokens
+        return Need(request.record, request.num_tokens, num_processed_tokens=num_processed)
 
     def park(self, record: RequestRecord[KVState]) -> None:
         if record.state is State.RUNNING or record.state is State.PAUSED:

@@ -43,7 +43,7 @@ class CountedMoves:
         self.requests: dict[RequestId, SimulatedRequest] = {}  # the same, by id
         self.num_found_groups = 0  # that came back without a copy, into a request that waits
         self.pool, self.host, self.h2d = pool, host, h2d
-        self._geometry = BlockGeometry(num_groups=shape.num_groups, block_size=shape.block_size)
+        self._geometry = shape.geometry
         self._live, self._block_bytes = live, shape.block_bytes
         self.way_back = WHOLE_KV
         self.restored_s = 0.0  # compute that restores have cost so far
@@ -68,7 +68,8 @@ class CountedMoves:
         return chain((kv for kv in kvs if kv is not None), self.trunks.all)
 
     def idle(self, but: Collection[RequestRecord[KVState]]) -> list[KVState]:
-        others = [r for r in self._live() if r.record.kv and r.kv.num_owned and r.record not in but]
+        live = (r for r in self._live() if r.record.kv and r.record not in but)
+        others = [r for r in live if r.kv.num_owned or r.kv.num_side_blocks]
         others = sorted(reversed(others), key=lambda request: -request.record.num_deposited_tokens)
         trunks = [
             trunk
@@ -82,6 +83,9 @@ class CountedMoves:
 
     def num_new(self, kv: KVState, num_tokens: int) -> int:
         return kv.num_new(num_tokens)
+
+    def num_side_blocks(self, kv: KVState) -> int:
+        return kv.num_side_blocks
 
     def num_to_wake(self, kv: KVState) -> int:
         return kv.num_to_wake
