@@ -82,7 +82,7 @@ class CountedMoves:
         return self.requests[RequestId(kv.request_id)]
 
     def num_new(self, kv: KVState, num_tokens: int) -> int:
-        return kv.num_new(num_tokens)
+        return max(0, kv.num_new(num_tokens))  # what a window leaves behind is not free yet
 
     def num_side_blocks(self, kv: KVState) -> int:
         return kv.num_side_blocks
