@@ -54,20 +54,20 @@ def _parsed(path: Path) -> Mapping[str, Any]:
 
 def _from_hub(hub_id: str) -> Path:
     try:
-        import huggingface_hub as hub
+        from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
     except ModuleNotFoundError as error:
         raise ValueError(f"{hub_id!r} is no path, and hub ids need huggingface_hub") from error
-    cached = hub.try_to_load_from_cache(hub_id, CONFIG)
+    cached = try_to_load_from_cache(hub_id, CONFIG)
     if isinstance(cached, str):
         return Path(cached)
-    if hub.constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
         raise ValueError(
-            f"the config of {hub_id} is not in {hub.constants.HF_HUB_CACHE}, "
+            f"the config of {hub_id} is not in {constants.HF_HUB_CACHE}, "
             "and HF_HUB_OFFLINE forbids to download it: give a directory or a config.json"
         )
     try:
-        return Path(hub.hf_hub_download(hub_id, CONFIG))
+        return Path(hf_hub_download(hub_id, CONFIG))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(f"the config of {hub_id} cannot be downloaded: {reason}") from error
