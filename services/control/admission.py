@@ -172,7 +172,12 @@ class Admission(Generic[RequestT, KVT]):
         )
 
     def _num_host_tokens(self, request: RequestT, record: RequestRecord[KVT]) -> int:
-        """Return how many leading tokens have a complete copy on the host, cached or its own."""
+        """Return how many leading tokens have a complete copy on the host, cached or its own.
+
+        None where some layers' KV is never copied: whoever leaves is computed again.
+        """
+        if self._engine.shape.side_windows:
+            return 0
         kv = record.kv
         if kv is None:
             num_blocks = len(self._line.cached_prefix(request))

@@ -26,7 +26,7 @@ def kv_facts(vllm_config: Any, told: Mapping[str, Any]) -> KVFacts:
     policy = options.policy if is_layerwise else STOCK
     preset = preset_of(policy)
     deposit = options.parameters.deposit if is_layerwise else None
-    num_pool_tokens = _num_pool_tokens(vllm_config)
+    num_pool_tokens = _num_pool_tokens(vllm_config, told)
     return KVFacts(
         num_pool_tokens=num_pool_tokens,
         num_host_tokens=int(told.get("num_host_tokens", 0)),
@@ -76,9 +76,12 @@ def _readers(max_model_len: int, told: Mapping[str, Any]) -> ReaderCapacity:
     )
 
 
-def _num_pool_tokens(vllm_config: Any) -> int:
+def _num_pool_tokens(vllm_config: Any, told: Mapping[str, Any]) -> int:
+    """Return the pool's tokens, those of layers that never leave not counted: they are few."""
     cache, model = vllm_config.cache_config, vllm_config.model_config
     num_layers = model.get_total_num_hidden_layers()
     num_stages = vllm_config.parallel_config.pipeline_parallel_size
     groups_per_stage = -(-num_layers // (num_stages * layers_per_group(vllm_config)))
+    if told:
+        groups_per_stage = EngineShape(**told["shape"]).num_groups
     return int(cache.num_gpu_blocks // groups_per_stage * cache.block_size)

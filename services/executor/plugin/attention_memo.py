@@ -4,7 +4,7 @@ Groups of one step differ in their block table and slot mapping only. vLLM knows
 builders that can to change just these two; the CPU's cannot.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -15,6 +15,7 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
 
 class MemoCPUAttentionMetadataBuilder(CPUAttentionMetadataBuilder):  # type: ignore[misc]
@@ -45,16 +46,21 @@ class MemoCPUAttentionBackend(CPUAttentionBackend):  # type: ignore[misc]
         return MemoCPUAttentionMetadataBuilder
 
 
+def is_of_one_kind(groups: Sequence[KVCacheGroupSpec]) -> bool:
+    """Return whether one group's metadata is right for all.
+
+    It is not where windows differ: how a step reads contexts is laid out in it, by the length that
+    is read. vLLM itself then builds once per kind.
+    """
+    return all(group.kv_cache_spec == groups[0].kv_cache_spec for group in groups)
+
+
 def build_once(runner: Any) -> None:
     """Make a CPU runner build its first group's metadata only, and the others' from it.
 
     vLLM would go through all its steps for each group before it finds that only two things differ.
-    The runner's block tables are `StackedBlockTables`. Where groups are of more than one kind, what
-    is built for one is wrong for another: what a window needs is looked up by its length. vLLM
-    itself then builds once per kind.
+    The runner's block tables are `StackedBlockTables`, its groups of one kind.
     """
-    if len({group.kv_cache_spec for group in runner.kv_cache_config.kv_cache_groups}) > 1:
-        return
     if any(g.kernel_block_size is not None for groups in runner.attn_groups for g in groups):
         return  # kernels see other blocks than the tables, by a mapping of each group's
     build, config = runner._build_attention_metadata, runner.kv_cache_config

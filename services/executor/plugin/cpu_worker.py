@@ -9,7 +9,7 @@ import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from services.executor.engine.parent_watch import end_with_parent
-from services.executor.plugin.attention_memo import build_once, install_memo
+from services.executor.plugin.attention_memo import build_once, install_memo, is_of_one_kind
 from services.executor.plugin.block_tables import StackedBlockTables
 from services.executor.plugin.cpu_executor import nap_between_looks
 from services.executor.plugin.worker import LayerwiseWorkerMixin
@@ -53,7 +53,8 @@ class LayerwiseCPUWorker(LayerwiseWorkerMixin, EvenflowCPUWorker):
         tables = batch.block_table.block_tables
         if len(tables) > 1 and len({table.block_table.np.shape for table in tables}) == 1:
             batch.block_table = StackedBlockTables(batch.block_table)
-            build_once(self.model_runner)
+            if is_of_one_kind(kv_cache_config.kv_cache_groups):
+                build_once(self.model_runner)
 
 
 def allow_tiles() -> None:

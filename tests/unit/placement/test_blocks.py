@@ -5,11 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.placement.blocks import (
+    STATE,
     BlockGeometry,
     Residency,
     max_tokens_in,
     min_request_blocks,
     num_request_blocks,
+    side_blocks,
 )
 
 EIGHT_GROUPS = BlockGeometry(num_groups=8, block_size=32)
@@ -51,3 +53,30 @@ def test_a_growing_request_fits_at_every_length_up_to_the_longest_and_not_beyond
     assert all(fits)
     if block_size > 1:
         assert min_request_blocks(geometry, num_tokens=longest + 1) > num_blocks
+
+
+SIDES = BlockGeometry(
+    num_groups=2, block_size=32, side_windows=(64, 64, STATE), max_in_flight_tokens=128
+)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_new_tokens", "expected"),
+    [
+        pytest.param(0, 0, 0, id="nothing-yet"),
+        pytest.param(20, 20, 2 * 1 + 1, id="shorter-than-a-window"),
+        pytest.param(90, 1, 2 * 3 + 1, id="no-more-than-its-rows"),
+        pytest.param(900, 1, 2 * 3 + 1, id="decodes"),  # 63 + 1 tokens in two blocks, and one
+        pytest.param(900, 2, 2 * 4 + 1, id="decodes-two-in-flight"),
+        pytest.param(900, 128, 2 * 7 + 1, id="computes-a-prompt"),  # 191 tokens in six, and one
+        pytest.param(900, 800, 2 * 7 + 1, id="no-more-in-flight-than-there-may-be"),
+    ],
+)
+def test_side_groups_take_a_window_and_what_is_in_flight(
+    num_tokens: int, num_new_tokens: int, expected: int
+) -> None:
+    assert side_blocks(SIDES, num_tokens=num_tokens, num_new_tokens=num_new_tokens) == expected
+
+
+def test_without_side_groups_there_are_none() -> None:
+    assert side_blocks(EIGHT_GROUPS, num_tokens=900, num_new_tokens=900) == 0

@@ -1,5 +1,6 @@
 """Layer groups are made of layers that are alike, and refused by name where they are not."""
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,16 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from services.executor.kv_options import KVOptions
 from services.executor.plugin.spec import layer_group_specs
 from services.executor.plugin.worker import refuse_shared_kv
-from services.executor.sizing import block_bytes, block_size_for_copies
+from services.executor.sizing import (
+    block_bytes,
+    block_geometry,
+    block_size_for_copies,
+    offloadable_groups,
+    side_window,
+)
+from services.placement.blocks import STATE, BlockGeometry
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -25,8 +32,22 @@ SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=64, dtype=torc
 LATENT = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
 
 
-def cache_of(*specs: Any) -> Any:
-    return SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs])
+def cache_of(*specs: Any, num_layers: int = 1) -> Any:
+    names = ["layer"] * num_layers
+    groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=names) for spec in specs]
+    return SimpleNamespace(kv_cache_groups=groups)
+
+
+def test_side_groups_change_no_size_of_those_that_may_leave() -> None:
+    specs: Any = layer_group_specs({"a": SPEC, "b": WINDOW, "c": STATES}, 1)
+    cache = cache_of(*specs.values())
+
+    assert block_bytes(cache) == SPEC.page_size_bytes
+    assert [group.kv_cache_spec for group in offloadable_groups(cache)] == [specs["a"]]
+    geometry = block_geometry(SimpleNamespace(max_in_flight_tokens=7), cache)
+    assert geometry == BlockGeometry(
+        num_groups=1, block_size=16, side_windows=(128, STATE), max_in_flight_tokens=7
+    )
 
 
 @pytest.mark.parametrize("spec", [SPEC, LATENT], ids=lambda spec: type(spec).__name__)
@@ -52,7 +73,7 @@ def test_a_latent_is_as_long_as_it_is() -> None:
     """One vector of 512 + 64 values of two bytes per token: nothing is there twice."""
     (group,) = layer_group_specs({"a": LATENT}, 1, num_layers=1).values()
 
-    assert block_bytes(KVOptions(), cache_of(group)) == 16 * 576 * 2
+    assert block_bytes(cache_of(group)) == 16 * 576 * 2
 
 
 @pytest.mark.parametrize(
@@ -65,42 +86,82 @@ def test_layers_that_differ_are_refused_by_name(other: dict[str, Any]) -> None:
         layer_group_specs(specs, 1, num_layers=2)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        SlidingWindowSpec(
-            block_size=16, num_kv_heads=8, head_size=64, dtype=torch.bfloat16, sliding_window=128
-        ),
-        ChunkedLocalAttentionSpec(
-            block_size=16,
-            num_kv_heads=8,
-            head_size=64,
-            dtype=torch.bfloat16,
-            attention_chunk_size=128,
-        ),
-        MambaSpec(block_size=16, shapes=((8, 64),), dtypes=(torch.bfloat16,)),
-    ],
-    ids=lambda spec: type(spec).__name__,
+CHUNKS = ChunkedLocalAttentionSpec(
+    block_size=16, num_kv_heads=8, head_size=64, dtype=torch.bfloat16, attention_chunk_size=128
 )
-def test_layers_of_other_kinds_are_refused_by_name(other: Any) -> None:
-    with pytest.raises(ValueError, match=f"b has {type(other).__name__}"):
-        layer_group_specs({"a": SPEC, "b": other}, 1, num_layers=2)
+WINDOW = SlidingWindowSpec(
+    block_size=16, num_kv_heads=8, head_size=64, dtype=torch.bfloat16, sliding_window=128
+)
+STATES = MambaSpec(block_size=16, shapes=((8, 64),), dtypes=(torch.bfloat16,))
+
+
+def test_layers_of_other_kinds_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="b has ChunkedLocalAttentionSpec"):
+        layer_group_specs({"a": SPEC, "b": CHUNKS}, 1)
+
+
+@pytest.mark.parametrize("spec", [WINDOW, STATES], ids=lambda spec: type(spec).__name__)
+def test_a_model_of_which_no_layer_may_leave_is_refused_by_name(spec: Any) -> None:
+    with pytest.raises(ValueError, match="some layers with full attention"):
+        layer_group_specs({"a": spec, "b": spec}, 1)
+
+
+def test_groups_that_may_leave_come_first_then_windows_then_states() -> None:
+    layers = {"w0": WINDOW, "f0": SPEC, "s0": STATES, "w1": WINDOW, "f1": SPEC, "s1": STATES}
+
+    specs: Any = layer_group_specs(layers, 1)
+
+    assert list(specs) == ["f0", "f1", "w0", "w1", "s0", "s1"]
+    assert [side_window(spec) for spec in specs.values()] == [None, None, 128, 128, STATE, STATE]
+    assert [specs[name].group_index for name in ("f0", "f1", "w0", "w1")] == [0, 1, 2, 3]
+    assert specs["w0"].merge([specs["w0"]]) == specs["w1"].merge([specs["w1"]])
+    assert specs["w0"].merge([specs["w0"]]) != specs["f0"].merge([specs["f0"]])
+    assert specs["s0"] is STATES
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4)])
+def test_the_largest_number_is_taken_that_divides_the_layers_of_each_kind(
+    asked: int, taken: int
+) -> None:
+    layers = {f"f{n}": SPEC for n in range(4)} | {f"w{n}": WINDOW for n in range(12)}
+
+    specs: Any = layer_group_specs(layers, asked)
+
+    sizes = Counter(spec.group_key for spec in specs.values())
+    assert set(sizes.values()) == {taken}
+
+
+def test_a_window_that_no_request_outgrows_is_none() -> None:
+    specs: Any = layer_group_specs({"a": SPEC, "b": WINDOW}, 1, max_model_len=128)
+    assert [side_window(spec) for spec in specs.values()] == [None, None]
+
+    specs = layer_group_specs({"a": SPEC, "b": WINDOW}, 1, max_model_len=129)
+    assert [side_window(spec) for spec in specs.values()] == [None, 128]
+
+
+def test_the_start_up_check_finds_room_for_a_windows_tokens_and_those_in_flight() -> None:
+    specs: Any = layer_group_specs({"a": SPEC, "b": WINDOW}, 1)
+    config = SimpleNamespace(
+        max_in_flight_tokens=64,
+        model_config=SimpleNamespace(max_model_len=4_096),
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1),
+    )
+    page = SPEC.page_size_bytes
+
+    assert specs["a"].max_memory_usage_bytes(config) == (4_096 // 16 + 1) * page
+    assert specs["b"].max_memory_usage_bytes(config) == (12 + 1) * page  # 127 + 64 in 16s, and one
 
 
 @pytest.mark.parametrize("num_layers", [3, 5])
-def test_layers_without_kv_and_stages_of_other_lengths_are_refused_by_name(
-    num_layers: int,
-) -> None:
-    with pytest.raises(ValueError, match=f"4 have some in a pipeline stage of {num_layers}"):
+def test_stages_of_other_lengths_are_refused_by_name(num_layers: int) -> None:
+    with pytest.raises(ValueError, match=f"4 of {num_layers} have it"):
         layer_group_specs({name: SPEC for name in "abcd"}, 1, num_layers=num_layers)
 
 
 def test_stages_whose_layers_differ_are_refused_by_name() -> None:
-    options = KVOptions(layers_per_group=2)
-
-    assert block_bytes(options, cache_of(SPEC, SPEC)) == 2 * 16 * 2 * 8 * 64 * 2
+    assert block_bytes(cache_of(SPEC, SPEC, num_layers=2)) == 2 * 16 * 2 * 8 * 64 * 2
     with pytest.raises(ValueError, match="unlike blocks"):
-        block_bytes(options, cache_of(SPEC, replace(SPEC, block_size=32, num_kv_heads=4)))
+        block_bytes(cache_of(SPEC, replace(SPEC, block_size=32, num_kv_heads=4)))
 
 
 def test_a_layer_that_reads_anothers_kv_is_refused_by_name() -> None:

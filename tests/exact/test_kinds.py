@@ -1,0 +1,219 @@
+"""Windows and states beside full attention: tokens identical to stock vLLM's.
+
+The layers with full attention leave the pool and come back; the others stay, slide, and are
+computed again with whoever is preempted. Freed and awaited blocks are NaN.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from lab.engine.step_runner import EngineCase, Outcome, StepRunner, first_difference
+from lab.engine.workloads import at_distances, churn, fixed, holds, together, with_aborts
+from services.executor.blocks.side_groups import SideGroups
+from services.executor.copies.transfer_runner import TransferRunner
+from services.placement.blocks import RESIDENT, STATE, num_request_blocks, side_blocks
+from tests.exact.cases import num_groups
+from tests.exact.evidence import (
+    MIN_RANDOM_CHANGES,
+    assert_pool_is_whole,
+    assert_pressure,
+    assert_tokens,
+)
+from tests.exact.kinds import CASES, EVERY_COMMIT, WORKLOADS, kind_case, kind_reference
+
+# Engines run in this process: their warnings are not ours to fail on.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
+
+MIXED, LONG = WORKLOADS["mixed"], WORKLOADS["long"]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, id=name, marks=() if name in EVERY_COMMIT else pytest.mark.nightly)
+        for name in CASES
+    ],
+)
+def named(request: pytest.FixtureRequest) -> Iterator[tuple[str, StepRunner]]:
+    case: EngineCase = CASES[request.param]
+    name = request.param.partition("-")[0]
+    kind_reference(name)  # made in a process of its own
+    runner = StepRunner(case)
+    yield name, runner
+    runner.close()
+
+
+def of_engines(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("named", names, ids=names, indirect=True)
+
+
+def test_the_groups_that_may_leave_come_first(named: tuple[str, StepRunner]) -> None:
+    _, runner = named
+    geometry = runner.scheduler.block_owner.geometry
+
+    groups = runner.scheduler.kv_cache_manager.kv_cache_config.kv_cache_groups
+    assert len(groups) == geometry.num_groups + len(geometry.side_windows)
+    assert geometry.num_groups == num_groups(runner.case)
+    layers = [name for group in groups for name in group.layer_names]
+    assert len(set(layers)) == len(layers)
+    assert {len(group.layer_names) for group in groups} == {runner.case.kv.layers_per_group}
+    assert not runner.scheduler.kv_options.prefix_caching
+
+
+def test_placements_that_change_at_any_step(named: tuple[str, StepRunner]) -> None:
+    name, runner = named
+
+    outcome = runner.run(MIXED, hook=churn(1))
+
+    assert_tokens(kind_reference(name)["mixed"], outcome, MIXED)
+    assert_pressure(runner, outcome, min_changes=MIN_RANDOM_CHANGES // 4)
+    assert_pool_is_whole(runner)
+    assert_sides_are_whole(runner)
+    assert min(outcome.formula.num_settled, outcome.formula.num_in_transit) > 0
+
+
+def test_a_prompt_beyond_the_pool_is_answered(named: tuple[str, StepRunner]) -> None:
+    name, runner = named
+    geometry = runner.scheduler.block_owner.geometry
+    longest = max(len(arrival.prompt) for arrival in LONG)
+    whole = num_request_blocks(geometry, RESIDENT, num_tokens=longest)
+    sides = side_blocks(geometry, num_tokens=longest, num_new_tokens=longest)
+    assert whole + sides >= runner.case.num_blocks, "the prompt fits the pool"
+
+    outcome = runner.run(LONG)  # nobody chose a placement: the capacity guard does
+
+    assert_tokens(kind_reference(name)["long"], outcome, LONG)
+    assert outcome.num_offloads
+    assert outcome.num_restores
+    assert outcome.sums["num_loads"] >= 100
+    assert_pool_is_whole(runner)
+    assert_sides_are_whole(runner)
+
+
+def test_pauses_parks_and_aborts(named: tuple[str, StepRunner]) -> None:
+    """Whoever is parked is computed again: nothing of him is on the host."""
+    name, runner = named
+    workload, counters = with_aborts(MIXED, seed=3), runner.scheduler.block_owner.counters
+    before = counters.copy()
+
+    outcome = runner.run(workload, hook=together(churn(6), holds(6)))
+
+    assert_tokens(kind_reference(name)["mixed"], outcome, workload)
+    assert outcome.num_preemptions >= 10
+    assert counters.num_pauses - before.num_pauses >= 10
+    assert counters.num_parks - before.num_parks >= 10
+    assert_pool_is_whole(runner)
+    assert_sides_are_whole(runner)
+
+
+def assert_sides_are_whole(runner: StepRunner) -> None:
+    assert runner.scheduler.sides.num_owned == 0
+
+
+# -- what is wrong is noticed --------------------------------------------------------------------
+
+PLAIN = of_engines("gpt_oss", "granite4")
+GPT_OSS = of_engines("gpt_oss")
+EVERYTHING = {arrival.request_id: frozenset(range(4)) for arrival in MIXED}
+
+
+def differing(name: str, runner: StepRunner) -> dict[str, int]:
+    outcome: Outcome = runner.run(MIXED, hook=fixed(EVERYTHING), check=False)
+    return first_difference(kind_reference(name)["mixed"], outcome)
+
+
+@PLAIN
+def test_loads_that_copy_nothing_are_noticed(
+    named: tuple[str, StepRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TransferRunner, "_start_loads", lambda *args, **kwargs: None)
+
+    assert len(differing(*named)) >= len(MIXED) // 2
+
+
+@GPT_OSS
+def test_a_window_that_ends_a_block_early_is_noticed(
+    named: tuple[str, StepRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, runner = named
+    size = runner.scheduler.block_owner.geometry.block_size
+    sides: SideGroups = runner.scheduler.sides
+    monkeypatch.setattr(sides, "windows", tuple(window - size for window in sides.windows))
+
+    assert len(differing(name, runner)) >= len(MIXED) // 2
+
+
+@GPT_OSS
+def test_side_blocks_that_are_taken_past_the_pools_keeper_are_noticed(
+    named: tuple[str, StepRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What their last owner left is then behind the rows' ends: NaN times zero is NaN."""
+    name, runner = named
+    sides: SideGroups = runner.scheduler.sides
+    monkeypatch.setattr(sides, "_blocks", TakesUncleared(sides._blocks))
+
+    assert differing(name, runner)
+
+
+class TakesUncleared:
+    def __init__(self, blocks: Any) -> None:
+        self._blocks = blocks
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._blocks, "take" if name == "take_open" else name)
+
+
+@GPT_OSS
+def test_each_kind_has_its_own_metadata(
+    named: tuple[str, StepRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says how a step reads a context of some length: of a window as little as there is."""
+    _, runner = named
+    ranks_runner, seen = model_runner(runner), list[dict[str, Any]]()
+    build = ranks_runner._build_attention_metadata
+
+    def recording(**options: Any) -> Any:
+        metadata, common = build(**options)
+        seen.append(metadata)
+        return metadata, common
+
+    monkeypatch.setattr(ranks_runner, "_build_attention_metadata", recording)
+    runner.run(MIXED[:1])
+
+    groups = ranks_runner.kv_cache_config.kv_cache_groups
+    full, *others, window = (group.layer_names[0] for group in groups)
+    for metadata in seen:
+        schedules = {name: metadata[name].scheduler_metadata for name in (full, *others, window)}
+        assert len({id(one) for one in schedules.values()}) == 2
+        assert schedules[full] is not schedules[window]
+
+
+def model_runner(runner: StepRunner) -> Any:
+    return runner.core.model_executor.driver_worker.worker.model_runner
+
+
+# -- bf16 on the same steps ----------------------------------------------------------------------
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(
+    not torch.cpu._is_avx512_bf16_supported(), reason="the kernels need AVX-512 with bf16"
+)
+def test_delta_nets_on_the_same_step_schedule() -> None:
+    """Rounding depends on who is in a step, so steps are stock's: everybody has room."""
+    expected = kind_reference("qwen3_next")["mixed"]
+    case = kind_case("qwen3_next", num_blocks=400, max_num_batched_tokens=2_048)
+    runner = StepRunner(case)
+    try:
+        assert set(runner.scheduler.block_owner.geometry.side_windows) == {STATE}
+        for hook in (at_distances(MIXED, num_groups(case), first=1), churn(6)):
+            outcome = runner.run(MIXED, hook=hook)
+            assert outcome.num_steps == expected.num_steps, "not the same schedule"
+            assert first_difference(expected, outcome) == {}
+            assert outcome.num_offloads
+            assert outcome.num_restores
+    finally:
+        runner.close()
