@@ -18,7 +18,7 @@ from simulator.comparison.grid import Arrivals, Cell, CellResult, Workload
 from simulator.comparison.sizing import Readers, Trial, largest_held, room_for
 from simulator.comparison.sweep import progress_bar, sweep
 from simulator.compose import check, run_policy
-from simulator.deployment import Deployment, pool_tokens
+from simulator.deployment import Deployment
 from simulator.description import describe, guesses
 from simulator.device.hardware import (
     Device,
@@ -33,8 +33,9 @@ from simulator.device.hardware import (
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
 from simulator.engine.vllm import VllmOptions
+from simulator.finding import find_model
 from simulator.measured import MeasuredDeployment, read_decision_log
-from simulator.models.finding import find_model
+from simulator.memory.room import pool_tokens
 from simulator.models.types import Model
 from simulator.report.figures import DEFINITIONS
 from simulator.report.page import definitions, page, sweep_sections

@@ -2,17 +2,17 @@
 
 from dataclasses import dataclass, replace
 
-from services.placement.blocks import RESIDENT, STATE, num_request_blocks, side_blocks
+from services.placement.blocks import STATE, side_blocks
 from services.placement.types import EngineShape
 from simulator.device.costs import Costs, Roofline, StepLoad, num_copies, resident_step_s
 from simulator.device.hardware import Assumptions, Device
 from simulator.device.speculation import Speculation, SpeculativeCosts
 from simulator.device.step import CopyCosts
 from simulator.engine.engine import Machine
+from simulator.memory.room import pool_tokens
 from simulator.models.types import Attention, Model
 
 CHUNK_BYTES = 4 << 20  # of one copy of one GPU
-FAR = 1 << 30  # tokens: farther than any window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,23 +147,3 @@ class Deployment:
         longest = pool_tokens(shape)
         load = StepLoad(num_decodes=1, num_context_tokens=min(longest, self.max_model_len))
         return resident_step_s(costs, load, num_layers=shape.num_layers)
-
-
-def pool_tokens(shape: EngineShape, *, request_tokens: int = 0) -> int:
-    """Return the tokens that the pool holds with every layer resident.
-
-    Of requests of so many tokens each; 0: of one request.
-    """
-    if not shape.side_windows:
-        return shape.num_blocks // shape.num_groups * shape.block_size
-    if not request_tokens:
-        num_side = side_blocks(shape.geometry, num_tokens=FAR, num_new_tokens=1)
-        return max(0, shape.num_blocks - num_side) // shape.num_groups * shape.block_size
-    num_blocks = request_blocks(shape, request_tokens)
-    return shape.num_blocks * request_tokens // num_blocks
-
-
-def request_blocks(shape: EngineShape, num_tokens: int) -> int:
-    """Return the blocks of a request that decodes at so many tokens, every layer resident."""
-    resident = num_request_blocks(shape.geometry, RESIDENT, num_tokens=num_tokens)
-    return resident + side_blocks(shape.geometry, num_tokens=num_tokens, num_new_tokens=1)

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from services.placement.link_ratio import link_ratio
-from simulator.deployment import Deployment, pool_tokens
+from simulator.deployment import Deployment
 from simulator.device.costs import StepLoad, num_copies, resident_step_s
+from simulator.memory.room import pool_tokens
 from simulator.models.types import Layers, num_active_parameters, step_weight_bytes
 
 GB, MIB = 1e9, 1 << 20

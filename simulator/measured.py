@@ -11,9 +11,9 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from services.placement.types import EngineShape, Link, Profile
-from simulator.deployment import pool_tokens
 from simulator.device.costs import StepLoad, resident_step_s
 from simulator.engine.engine import Machine
+from simulator.memory.room import pool_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

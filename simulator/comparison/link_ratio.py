@@ -5,9 +5,9 @@ from statistics import fmean
 
 from services.placement.link_ratio import link_ratio
 from services.placement.types import EngineShape
-from simulator.deployment import pool_tokens
 from simulator.device.costs import StepLoad, resident_step_s
 from simulator.engine.engine import Machine
+from simulator.memory.room import pool_tokens
 from simulator.workload import ArrivingRequest
 
 

@@ -12,9 +12,10 @@ from services.placement.run.reader_capacity import (
 )
 from services.placement.run.types import StepCosts
 from services.placement.types import RequestId
-from simulator.deployment import Deployment, pool_tokens, request_blocks
+from simulator.deployment import Deployment
 from simulator.device.costs import StepLoad, prompt_alone_s, resident_step_s
 from simulator.engine.records import RunRecord
+from simulator.memory.room import pool_tokens, request_blocks
 from simulator.models.types import is_dense
 from simulator.report.figures import figures, quantile
 from simulator.workload import ArrivingRequest

@@ -38,7 +38,7 @@ class SharedPool(PoolLedger):
         self._free.update((Position(), None) for _ in range(self.num_blocks // self.num_groups))
 
     def set_owned(self, owner: RequestId, num_blocks: int, *, num_side: int = 0) -> bool:
-        row = self._rows.setdefault(owner, [])
+        row = self._rows.get(owner, [])
         num_more = (num_blocks - num_side) // self.num_groups - len(row)
         assert num_more >= 0, "a row gets shorter only by its request's leaving"
         num_sides = sum(self._sides.values()) - self._sides.get(owner, 0) + num_side
@@ -46,6 +46,7 @@ class SharedPool(PoolLedger):
         if num_more + num_to_lend > len(self._free):
             return False
         self._set_side(owner, num_side)
+        self._rows[owner] = row
         row.extend(self._take() for _ in range(num_more))
         self._count(owner)
         return True

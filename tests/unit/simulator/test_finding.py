@@ -5,7 +5,7 @@ import json
 import pytest
 from huggingface_hub import constants
 
-from simulator.models.finding import find_model
+from simulator.finding import find_model
 from tests.model_configs import LLAMA_3_8B
 
 
