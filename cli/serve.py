@@ -89,7 +89,8 @@ def ending_in_sentences() -> Iterator[None]:
     try:
         yield
     except USER_ERRORS as error:
-        sys.exit(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 1))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED_EXIT_CODE)
 

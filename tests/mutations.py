@@ -22,6 +22,9 @@ UNCACHED = ("tests/unit/executor/blocks/test_uncached.py",)
 TRUNKS = ("tests/unit/executor/blocks/sharing/test_trunks.py",)
 IN_POOL_ONLY = ("tests/unit/executor/blocks/sharing/test_in_pool_only.py",)
 PLANNED_TRUNKS = ("tests/unit/planner/policy/test_prefixes.py",)
+SIDES = ("tests/unit/executor/blocks/test_side_groups.py",)
+ONE_KIND = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "gpt_oss and not asynchronous")
+STATES = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "zeroed")
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
@@ -57,6 +60,34 @@ MUTATIONS = (
         "self._point_at(kv, index, ordinal % len(kv.staging))",
         "self._point_at(kv, index, 0)",
         ONE_ENGINE,
+    ),
+    Mutation(
+        "a latent's metadata has another group's blocks",
+        f"{EXECUTOR}/plugin/latent_memo.py",
+        "updated.decode.block_table = block_table[:num_decodes]",
+        "pass",
+        ("tests/exact/test_latent.py",),
+    ),
+    Mutation(
+        "a latent's metadata is an earlier step's",
+        f"{EXECUTOR}/plugin/latent_memo.py",
+        "step = (common.query_start_loc, common.seq_lens, common.causal)",
+        "step = (common.causal,)",
+        ("tests/unit/executor/plugin/test_latent_memo.py",),
+    ),
+    Mutation(
+        "begun behind KV by a backend that computes prompts whole",
+        f"{EXECUTOR}/scheduler/scheduler.py",
+        "self._computes_prompts_whole = computes_prompts_whole(config)",
+        "self._computes_prompts_whole = False",
+        ("tests/exact/test_latent.py",),
+    ),
+    Mutation(
+        "a window that no request outgrows is one",
+        "services/placement/layer_kinds.py",
+        "max_model_len <= layer.window",
+        "max_model_len < layer.window",
+        ("tests/unit/executor/test_model_kinds.py",),
     ),
     Mutation(
         "dropped while it is copied",
@@ -687,6 +718,83 @@ MUTATIONS = (
         "STEPS_PER_STATS and owner.kvs and not failed",
         "STEPS_PER_STATS and not failed",
         ("tests/unit/executor/scheduler/test_scheduler.py",),
+    ),
+    Mutation(
+        "windows end a block early",
+        f"{EXECUTOR}/blocks/side_groups.py",
+        "max(0, num_tokens - window + 1) // self._size",
+        "max(0, num_tokens - window + 1 + self._size) // self._size",
+        SIDES,
+    ),
+    Mutation(
+        "side blocks begin as they were left",
+        f"{EXECUTOR}/blocks/side_groups.py",
+        "self._blocks.take_open(num_missing)",
+        "self._blocks.take(num_missing)",
+        SIDES,
+    ),
+    Mutation(
+        "side blocks end unpoisoned",
+        f"{EXECUTOR}/blocks/side_groups.py",
+        "self._blocks.poison(ended)",
+        "pass",
+        SIDES,
+    ),
+    Mutation(
+        "side blocks without those in flight",
+        "services/placement/blocks.py",
+        "-(-(window - 1 + num_in_flight) // size) + 1",
+        "-(-(window - 1) // size) + 1",
+        SIDES,
+    ),
+    Mutation(
+        "metadata of one kind for all",
+        f"{EXECUTOR}/plugin/attention_memo.py",
+        "return all(group.kv_cache_spec == groups[0].kv_cache_spec for group in groups)",
+        "return True",
+        ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "own_metadata"),
+    ),
+    Mutation(
+        "metadata of another window",
+        f"{EXECUTOR}/plugin/flash_attention.py",
+        'getattr(self.kv_cache_spec, "sliding_window", None),',
+        "None,",
+        ("tests/unit/executor/plugin/test_flash_attention.py",),
+    ),
+    Mutation(
+        "a preempted request keeps copies without its windows",
+        f"{EXECUTOR}/scheduler/scheduler.py",
+        "            or self.sides is not None\n",
+        "",
+        ONE_KIND,
+    ),
+    Mutation(
+        "prefixes without their windows",
+        f"{EXECUTOR}/scheduler/scheduler.py",
+        "self.kv_options = replace(self.kv_options, prefix_caching=False)",
+        "pass",
+        ONE_KIND,
+    ),
+    Mutation(
+        "blocks of states are not zeroed",
+        f"{EXECUTOR}/scheduler/scheduler.py",
+        "owner.blocks.notes_open = self.needs_kv_cache_zeroing",
+        "pass",
+        STATES,
+    ),
+    Mutation(
+        "a plan does not count what never leaves",
+        "services/placement/judging/plan_rules.py",
+        "total += side_blocks(geometry, num_tokens=num_tokens, num_new_tokens=1)",
+        "pass",
+        ("tests/unit/placement/judging/test_plan_rules.py",),
+    ),
+    Mutation(
+        "the guard does not count what never leaves",
+        f"{CONTROL}/room/capacity_guard.py",
+        "num_side_blocks=share.num_side_blocks,",
+        "num_side_blocks=0,",
+        ("tests/unit/simulator/engine/test_guard.py",),
     ),
 )
 

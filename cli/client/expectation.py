@@ -25,8 +25,8 @@ def read_model_info(address: str) -> pb.GetModelInfoResponse | None:
 
 
 def expectation(info: pb.GetModelInfoResponse) -> list[str]:
-    """Return four lines, one more where readers may take turns, and a sentence where layer-wise KV
-    is on and can do nothing or little.
+    """Return four lines, one before them where the model's layers are known, one after them where
+    readers may take turns, and a sentence where layer-wise KV is on and can do nothing or little.
     """
     kv, is_on = info.kv, info.kv.is_layerwise
     placing = f"placement {kv.placement_policy}" if is_on else "no layer leaves the pool"
@@ -41,7 +41,8 @@ def expectation(info: pb.GetModelInfoResponse) -> list[str]:
     ]
     if kv.HasField("readers"):
         lines.append(f"readers      {wire.read(ReaderCapacity, kv.readers).in_words()}")
-    return [*lines, *list(_pointless(info))[:1]]
+    kinds = [f"layers       {kv.layers}"] if kv.layers else []
+    return [*kinds, *lines, *list(_pointless(info))[:1]]
 
 
 def _pointless(info: pb.GetModelInfoResponse) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """What has to be there before a stack starts, each want in a sentence that says what to do."""
 
+import json
 import shutil
 import socket
 from collections.abc import Mapping
@@ -9,7 +10,9 @@ import psutil
 import redis
 
 from cli.local.settings import StackSettings
+from services.executor.model_kinds import refusal_of_files
 from services.kit.redis_url import open_redis_blocking
+from services.kit.settings import BAD_SETTINGS_EXIT_CODE
 
 GIB = 1 << 30
 NEEDED_DISK_BYTES = 256 << 20  # logs and sockets
@@ -21,10 +24,19 @@ REDIS_TIMEOUT_S = 5.0
 class PreflightError(Exception):
     """Something is missing; the message is for the user."""
 
+    exit_code = 1
+
+
+class UnsuitedModelError(PreflightError):
+    """The model cannot have what is asked for."""
+
+    exit_code = BAD_SETTINGS_EXIT_CODE
+
 
 def require(settings: StackSettings, *, dtype: str, is_cpu: bool, num_engines: int = 1) -> None:
     """Check model, disk, memory and Redis before any process starts. Raises PreflightError."""
     require_model(settings.model)
+    require_kind(settings)
     require_disk(settings.run_dir)
     if is_cpu:
         require_memory(settings, dtype, num_engines)
@@ -68,6 +80,22 @@ def require_model(model: str) -> None:
     if path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
         raise PreflightError(f"there is no directory {model}")
     _require_hub(model)
+
+
+def require_kind(settings: StackSettings) -> None:
+    """Check that layer-wise KV, if it is asked for, works with the model."""
+    if not settings.asks_planner:
+        return
+    read = settings.variables.get
+    length = read("EVENFLOW_EXECUTOR_MAX_MODEL_LEN", "")
+    refusal = refusal_of_files(
+        settings.model,
+        read("EVENFLOW_EXECUTOR_REVISION"),
+        max_model_len=int(length) if length.isdecimal() else None,
+        engine_args=json.loads(read("EVENFLOW_EXECUTOR_ENGINE_ARGS", "[]")),
+    )
+    if refusal is not None:
+        raise UnsuitedModelError(refusal)
 
 
 def _require_hub(model: str) -> None:

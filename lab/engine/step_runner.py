@@ -5,6 +5,7 @@ before any step, and check the ownership of every block after it.
 """
 
 import gc
+import hashlib
 import multiprocessing
 import random
 from collections.abc import Callable, Sequence
@@ -80,6 +81,7 @@ class EngineCase:
     takes_adapters: bool = False  # LoRA
     prefix_caching: bool = False  # vLLM's own, in the pool
     num_layers: int | None = None  # another depth than the model's; its weights are then random
+    attention_backend: str | None = None  # of vLLM's names; None: its choice
 
     @property
     def num_ranks(self) -> int:
@@ -95,6 +97,7 @@ class Outcome:
     texts: dict[str, str]
     finish_reasons: dict[str, str] = field(default_factory=dict)
     num_steps: int = 0
+    batches: str = ""  # digest of which tokens of whom were computed together, step by step
     num_preemptions: int = 0
     peak_blocks: int = 0
     num_offloads: int = 0  # layer groups of a request that left the pool
@@ -131,6 +134,7 @@ def make_engine(case: EngineCase) -> Any:
         "enforce_eager": True,
         "tensor_parallel_size": case.tensor_parallel_size,
         "pipeline_parallel_size": case.pipeline_parallel_size,
+        "attention_backend": case.attention_backend,
     }
     if case.takes_adapters:
         # One slot stays empty: on a CPU, who has no adapter is given the last one's (config.py).
@@ -279,6 +283,8 @@ class _Counters:
         self._evicted: set[int] = set()
         self._offloading = False
         self._counted = Outcome(tokens={}, logprobs={}, texts={})
+        self._batches = hashlib.sha256()
+        self._listen(runner.scheduler, "schedule", self._on_schedule)
         self._listen(runner.scheduler, "update_from_output", self._on_update)
         self._listen(runner.scheduler, "_preempt_request", self._on_preempt)
         if moves:
@@ -293,6 +299,12 @@ class _Counters:
         original = getattr(target, name)
         setattr(target, name, lambda *args, **kwargs: listener(original, *args, **kwargs))
         self._patched.append((target, name))
+
+    def _on_schedule(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        if output.num_scheduled_tokens:
+            self._batches.update(repr(sorted(output.num_scheduled_tokens.items())).encode())
+        return output
 
     def _on_update(self, original: Any, scheduler_output: Any, result: Any) -> Any:
         output = result.kv_connector_output
@@ -334,6 +346,7 @@ class _Counters:
     def finish(self, outcome: Outcome) -> None:
         for target, name in self._patched:
             delattr(target, name)  # the class's own method shows again
+        outcome.batches = self._batches.hexdigest()
         outcome.num_preemptions = self._counted.num_preemptions
         outcome.num_offloads = self._counted.num_offloads
         outcome.num_reused_evictions = self._counted.num_reused_evictions

@@ -11,6 +11,7 @@ import structlog
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
+from services.executor.model_kinds import refusal_of_files
 from services.executor.servicer import ExecutorServicer
 from services.executor.serving.accounts import Accounts
 from services.executor.serving.front import Front
@@ -19,7 +20,7 @@ from services.executor.settings import ExecutorSettings, prepare_engine_environm
 from services.kit import clock
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
-from services.kit.settings import load
+from services.kit.settings import BAD_SETTINGS_EXIT_CODE, load
 from services.kit.telemetry import log, metrics
 from services.kit.telemetry.tracing import Tracing
 
@@ -156,9 +157,26 @@ async def _stop_reporting(tracker: TrackerClient | None, lease: asyncio.Task[Non
     await tracker.flush()
 
 
+def require_kind(settings: ExecutorSettings) -> None:
+    """Stop the process, before anything is loaded, if the model cannot have what is asked for."""
+    if not settings.uses_layerwise_kv:
+        return
+    length = settings.max_model_len
+    refusal = refusal_of_files(
+        settings.model,
+        settings.revision,
+        max_model_len=length if isinstance(length, int) else None,
+        engine_args=settings.engine_args,
+    )
+    if refusal is not None:
+        print(f"EVENFLOW_EXECUTOR_LAYERWISE_KV: {refusal}", file=sys.stderr)
+        sys.exit(BAD_SETTINGS_EXIT_CODE)
+
+
 def main() -> None:
     settings = load(ExecutorSettings)
     log.configure("executor", settings.log_level)
+    require_kind(settings)
     prepare_engine_environment(settings)
     exit_code = asyncio.run(serve(settings))
     gc.freeze()  # the collector would search vLLM's and torch's heap for seconds before the exit

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from services.control.measures.rates import MAX_MIRRORED_BLOCKS
 from services.control.room.capacity_guard import MAX_STAGING
+from services.executor.model_kinds import keeps_less, refused_kind
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -121,12 +122,8 @@ def keeps_less_kv(vllm_config: "VllmConfig") -> bool:
     A window that no request outgrows is none.
     """
     model = vllm_config.model_config
-    if model.is_hybrid:
-        return True
-    if getattr(model.hf_text_config, "use_sliding_window", True) is False:
-        return False
-    window = getattr(model.hf_text_config, "sliding_window", None)
-    return bool(window) and window < model.max_model_len
+    config = model.hf_config.to_dict()
+    return bool(model.is_hybrid) or keeps_less(config, max_model_len=model.max_model_len)
 
 
 def check_supported(vllm_config: "VllmConfig") -> None:
@@ -141,6 +138,7 @@ def check_supported(vllm_config: "VllmConfig") -> None:
     graphs = vllm_config.compilation_config.cudagraph_mode
     cache_dtype = vllm_config.cache_config.cache_dtype
     has_sides = keeps_less_kv(vllm_config)
+    kind = refused_kind(model.hf_config.to_dict(), max_model_len=model.max_model_len)
     refusals = {
         **({} if current_platform.is_cpu() else _refusals_on_a_device(options)),
         f"the device {current_platform.device_name}, only with CPU and CUDA": not (
@@ -158,7 +156,8 @@ def check_supported(vllm_config: "VllmConfig") -> None:
             graphs and graphs.has_full_cudagraphs() and not graphs.has_piecewise_cudagraphs()
         ),
         "an encoder-decoder model": model.is_encoder_decoder,
-        "a model with MLA": model.use_mla,
+        f"kv_cache_dtype={cache_dtype} and MLA": model.use_mla and cache_dtype.startswith("fp8"),
+        str(kind): kind is not None,
         "disable_hybrid_kv_cache_manager": bool(
             vllm_config.scheduler_config.disable_hybrid_kv_cache_manager
         ),
@@ -166,6 +165,9 @@ def check_supported(vllm_config: "VllmConfig") -> None:
         "pipeline stages": not has_sides
         and bool(num_layers % (num_stages * options.layers_per_group)),
         "pipeline stages and a model with sliding windows or states": has_sides and num_stages > 1,
+        f"kv_cache_dtype={cache_dtype} and a model with sliding windows or states": (
+            has_sides and cache_dtype.startswith("fp8")
+        ),
     }
     for name, asked in refusals.items():
         if asked:
@@ -184,12 +186,26 @@ def check_uncached_supported(vllm_config: "VllmConfig") -> None:
         f"the device {current_platform.device_name}, only with CPU": not current_platform.is_cpu(),
         f"kv_cache_dtype={cache_dtype}": cache_dtype.startswith("fp8"),
         "a model of more than text": vllm_config.model_config.is_multimodal_model,
+        "MLA": vllm_config.model_config.use_mla,
         "prompt embeddings": vllm_config.model_config.enable_prompt_embeds,
         "a model with sliding windows or states": keeps_less_kv(vllm_config),
     }
     for name, asked in refusals.items():
         if asked:
             raise ValueError(f"ellm does not work with {name}")
+
+
+def computes_prompts_whole(vllm_config: "VllmConfig") -> bool:
+    """Return whether attention cannot compute the rest of a prompt behind KV that is there.
+
+    vLLM's reference backend of MLA on a CPU. Without chunked prefill others compute it, if asked.
+    """
+    is_chunked = vllm_config.scheduler_config.enable_chunked_prefill
+    if is_chunked or not vllm_config.model_config.use_mla:
+        return False
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
 
 
 def max_num_active_seqs(vllm_config: "VllmConfig") -> int:

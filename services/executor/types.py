@@ -163,7 +163,7 @@ class ModelInfo:
     max_num_seqs: int  # requests in one step
     max_num_batched_tokens: int  # tokens in one step
     num_layers: int  # over all pipeline stages
-    num_kv_heads: int  # over all tensor-parallel ranks
+    num_kv_heads: int  # over all tensor-parallel ranks; 1 with MLA, whose latent each rank has
     head_dim: int  # elements
     block_size: int  # tokens
     num_gpu_blocks: int  # one holds block_size tokens of layers_per_group layers on each stage
@@ -195,6 +195,7 @@ class KVFacts:
     placement_policy: str
     plans_with_deposit: bool
     readers: ReaderCapacity | None = None  # None: requests do not take turns, or nothing is known
+    layers: str = ""  # by kind, and how many may leave the pool, in words; empty: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,6 +145,16 @@ def layers_of(config: Config) -> tuple[Layer, ...]:
         raise ValueError(f"config.json is not understood: {error!r}") from error
 
 
+def as_used(layers: Sequence[Layer], *, max_model_len: int | None) -> tuple[Layer, ...]:
+    """Return layers as contexts of that length use them: a window that holds all is none."""
+    return tuple(
+        replace(layer, kind=LayerKind.FULL, window=None)
+        if layer.window and max_model_len and max_model_len <= layer.window
+        else layer
+        for layer in layers
+    )
+
+
 def _layers(text: Config) -> tuple[Layer, ...]:
     kinds = _kinds(text)
     num_sharing = int(text.get("num_kv_shared_layers", 0))

@@ -64,7 +64,7 @@ NIGHTLY = {
     "granite4-pairs": kind_case("granite4", num_blocks=26, layers_per_group=2),
     "granite4-tensor-parallel": kind_case("granite4", num_blocks=50, tensor_parallel_size=2),
     "gemma3": kind_case("gemma3", num_blocks=112),
-    "gemma3-asynchronous": kind_case("gemma3", num_blocks=112, asynchronous=True),
+    "gemma3-asynchronous": kind_case("gemma3", num_blocks=145, asynchronous=True),
 }
 CASES = {**EVERY_COMMIT, **NIGHTLY}
 

@@ -21,13 +21,16 @@ from lab.engine.agents import agents
 from lab.engine.conversations import conversations
 from lab.engine.step_runner import Arrival, EngineCase, Outcome, StepRunner, stock
 from lab.engine.workloads import long_prompt, mixed, sampled, stopping
+from lab.latent_model import latent_fingerprint
 from lab.models import exactness_fingerprint
 from lab.stack.processes import ROOT
+from tests.exact import latent_cases
 from tests.exact.cases import make_case
+from tests.exact.latent_cases import aborted, alone, latent_case
 from tests.stock_recipe import run_apart, stock_recipe
 
 FOLDER = ROOT / ".cache" / "reference"
-FIELDS = ("tokens", "logprobs", "texts", "finish_reasons", "num_steps", "peak_blocks")
+FIELDS = ("tokens", "logprobs", "texts", "finish_reasons", "num_steps", "batches", "peak_blocks")
 
 Run = Callable[[Sequence[Arrival]], Outcome]
 
@@ -54,6 +57,10 @@ def turn_by_turn(run: Run) -> Outcome:
     return outcome
 
 
+def latent(run: Run) -> dict[str, Outcome]:
+    return {"mixed": run(mixed()), "aborts": run(aborted()), "alone": run(alone())}
+
+
 def bfloat16(run: Run) -> dict[str, Outcome]:
     return {"mixed": run(mixed())}
 
@@ -61,6 +68,9 @@ def bfloat16(run: Run) -> dict[str, Outcome]:
 RECIPES: dict[str, tuple[EngineCase, Callable[[Run], dict[str, Outcome]]]] = {
     "float32": (make_case(), float32),
     "bfloat16": (make_case(dtype="bfloat16"), bfloat16),
+    "latent-float32": (latent_case(), latent),
+    "latent-tensor-parallel": (latent_case(num_ranks=2), latent),
+    "latent-bfloat16": (latent_case("AMX_MLA"), latent),
 }
 
 
@@ -85,7 +95,7 @@ def answers_to(workload: Sequence[Arrival], outcome: Outcome) -> Outcome:
 def _fingerprint(name: str) -> str:
     case, _ = RECIPES[name]
     return recipe_fingerprint(
-        exactness_fingerprint(),
+        latent_fingerprint() if name.startswith("latent") else exactness_fingerprint(),
         *stock_recipe(),
         repr(stock(case)),
         sys.modules[__name__],
@@ -93,6 +103,7 @@ def _fingerprint(name: str) -> str:
         workloads,
         dialogues,
         sharers,
+        latent_cases,
     )
 
 

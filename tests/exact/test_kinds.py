@@ -191,6 +191,33 @@ def test_each_kind_has_its_own_metadata(
         assert schedules[full] is not schedules[window]
 
 
+@of_engines("granite4")
+def test_blocks_that_a_state_may_have_had_are_zeroed(
+    named: tuple[str, StepRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state's bytes may be NaN as KV, and attention multiplies what is behind a row by zero."""
+    _, runner = named
+    scheduler, blocks = runner.scheduler, runner.scheduler.block_owner.blocks
+    taken, zeroed, take, schedule = set[int](), set[int](), blocks.take_open, scheduler.schedule
+
+    def taking(num_blocks: int) -> list[Any]:
+        found = take(num_blocks)
+        taken.update(block.block_id for block in found)
+        return found
+
+    def scheduling(*args: Any, **kwargs: Any) -> Any:
+        output = schedule(*args, **kwargs)
+        zeroed.update(output.new_block_ids_to_zero or ())
+        return output
+
+    monkeypatch.setattr(blocks, "take_open", taking)
+    monkeypatch.setattr(scheduler, "schedule", scheduling)
+    runner.run(MIXED[:2])
+
+    assert len(taken) >= 8
+    assert zeroed == taken
+
+
 def model_runner(runner: StepRunner) -> Any:
     return runner.core.model_executor.driver_worker.worker.model_runner
 

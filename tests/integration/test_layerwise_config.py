@@ -1,6 +1,6 @@
 """Layer-wise KV is switched on by settings, and refuses by name what does not work with it."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +11,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_worker import Worker
 
+from lab.latent_model import latent_model
 from lab.models import exactness_model
 from lab.policies.presets import full_name
 from services.control.options import ControllerOptions
@@ -28,6 +29,7 @@ from services.executor.kv_options import (
     caches_prefixes,
     check_supported,
     check_uncached_supported,
+    computes_prompts_whole,
     max_num_active_seqs,
 )
 from services.executor.plugin import gpu_worker
@@ -141,7 +143,8 @@ def test_the_policy_and_its_options_reach_the_scheduler() -> None:
             True,
             "disable_hybrid_kv_cache_manager",
         ),
-        ("model_config.hf_text_config", "sliding_window", 128, "sliding windows"),
+        ("model_config.hf_text_config", "sliding_window", 128, "sliding windows only"),
+        ("model_config.hf_text_config", "index_topk", 2048, "sparse attention"),
     ],
 )
 def test_options_that_do_not_work_with_it_are_refused_by_name(
@@ -209,17 +212,55 @@ def test_an_option_of_vllms_that_brings_another_connector_is_refused() -> None:
         make_config(make_settings(engine_args=("--kv-offloading-size", "1")))
 
 
-@pytest.mark.parametrize(
-    ("kind", "named"), [("use_mla", "MLA"), ("is_encoder_decoder", "encoder-decoder")]
-)
-def test_models_that_keep_other_kv_are_refused_by_name(
-    config: Any, monkeypatch: pytest.MonkeyPatch, kind: str, named: str
-) -> None:
+def pretend(config: Any, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Let a model be of a kind, as vLLM says."""
     monkeypatch.setattr(type(config.model_config), kind, True)
     monkeypatch.delitem(vars(config.model_config), kind, raising=False)  # a cached one
 
-    with pytest.raises(ValueError, match=named):
+
+def test_encoder_decoder_models_are_refused_by_name(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(config, monkeypatch, "is_encoder_decoder")
+
+    with pytest.raises(ValueError, match="encoder-decoder"):
         check_supported(config)
+
+
+def test_latents_of_eight_bits_and_latents_that_are_computed_anew_are_refused_by_name(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(config, monkeypatch, "use_mla")
+    check_supported(config)
+
+    with pytest.raises(ValueError, match="ellm does not work with MLA"):
+        check_uncached_supported(config)
+    monkeypatch.setattr(config.cache_config, "cache_dtype", "fp8")
+    with pytest.raises(ValueError, match="kv_cache_dtype=fp8 and MLA"):
+        check_supported(config)
+
+
+def test_behind_a_backend_that_computes_prompts_whole_nothing_is_kept_to_begin_with() -> None:
+    reference = ("--attention-backend", "CPU_MLA")
+    settings = make_settings(model=str(latent_model()), block_size=None, engine_args=reference)
+    with capture_logs() as logs:
+        config = make_config(settings)
+
+    assert not config.scheduler_config.enable_chunked_prefill
+    assert computes_prompts_whole(config)
+    assert not caches_prefixes(config)
+    assert KVOptions.of(config) == replace(KVOptions.of(config), prefix_caching=False)
+    (said,) = [entry for entry in logs if entry["event"] == "prompts_computed_whole"]
+    assert "GPU" in said["works"]
+
+
+def test_a_dense_model_keeps_prefixes_also_where_prompts_are_not_chunked(config: Any) -> None:
+    assert not computes_prompts_whole(config)
+    config = make_config(make_settings(engine_args=("--no-enable-chunked-prefill",)))
+
+    assert not config.scheduler_config.enable_chunked_prefill
+    assert not computes_prompts_whole(config)
+    assert caches_prefixes(config)
 
 
 def test_speculative_decoding_is_refused(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +311,15 @@ def test_blocks_are_made_for_copy_engines_rank_by_rank() -> None:
     assert _block_size_for_copies(args) == block_size_for_copies(token_bytes // 2)
     args.kv_cache_dtype = "fp8"
     assert _block_size_for_copies(args) == block_size_for_copies(token_bytes // 4)
+
+
+def test_a_latents_blocks_are_as_long_on_every_rank() -> None:
+    """576 values of two bytes are 1,152: 128 KiB would be 114 tokens, and 128 are the next step."""
+    args = AsyncEngineArgs(model=str(latent_model()), dtype="bfloat16")
+
+    assert _block_size_for_copies(args) == block_size_for_copies(2 * 576) == 128
+    args.tensor_parallel_size = 2
+    assert _block_size_for_copies(args) == 128
 
 
 @pytest.mark.parametrize(("asked", "chosen"), [(None, 96), (32, 32)])

@@ -34,6 +34,7 @@ UNPROVOKED = {
     "metrics_started": A_PROCESS,
     "reporting_crashed": A_BUG,
     "serving_interrupted": "beside a health that says so: tests see that it does",
+    "side_groups": A_PROCESS,
     "stream_crashed": A_BUG,
     "tracker_lease_not_regained": "beside a lease that is asked for again: tests see that it is",
     "tracker_report_recovered": "beside counts that come after all: tests see that they do",

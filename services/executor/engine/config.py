@@ -1,6 +1,6 @@
 """Settings to vLLM's own configuration."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import structlog
@@ -13,9 +13,11 @@ from services.control.options import ControllerOptions
 from services.control.room.capacity_guard import PLANNED_SPARE_FRAC
 from services.executor.engine.options import GRAMMAR_BACKEND, read_engine_options
 from services.executor.kv_options import (
+    CONFIG_KEY,
     KVOptions,
     check_supported,
     check_uncached_supported,
+    computes_prompts_whole,
     max_num_active_seqs,
 )
 from services.executor.prompts.prompt_renderer import NUM_WORKERS
@@ -113,6 +115,8 @@ def use_layerwise_scheduler(config: VllmConfig) -> None:
     Raises ValueError for what does not work with either.
     """
     check_supported(config)
+    if computes_prompts_whole(config):
+        _keep_nothing_to_begin_with(config)
     scheduler, options = config.scheduler_config, ControllerOptions.of(config)
     is_asynchronous = scheduler.async_scheduling
     if not preset_of(options.policy).recomputes:
@@ -127,16 +131,35 @@ def use_layerwise_scheduler(config: VllmConfig) -> None:
     scheduler.max_num_seqs += scheduler.max_num_active_seqs
 
 
-def _block_size_for_copies(args: AsyncEngineArgs) -> int:
-    model = args.create_model_config()
-    num_heads = max(1, model.get_total_num_kv_heads() // args.tensor_parallel_size)
-    dtype = kv_cache_dtype_str_to_dtype(
-        resolve_kv_cache_dtype_string(args.kv_cache_dtype, model), model
+def _keep_nothing_to_begin_with(config: VllmConfig) -> None:
+    """Have every request computed from its first token on, also one that comes back."""
+    options = replace(KVOptions.of(config), prefix_caching=False)
+    config.additional_config[CONFIG_KEY] = asdict(options)
+    log.warning(
+        "prompts_computed_whole",
+        reason="MLA's reference backend on a CPU computes nothing behind KV that is there",
+        off="cached prefixes on the host, copies of requests that are parked or preempted",
+        works="layers that leave and come back; all of it with AMX and bfloat16, or on a GPU",
     )
-    token_bytes = 2 * num_heads * model.get_head_size() * dtype.itemsize  # K and V
+
+
+def _block_size_for_copies(args: AsyncEngineArgs) -> int:
+    token_bytes = _token_bytes(args)
     block_size = block_size_for_copies(token_bytes)
     log.info("block_size_chosen", block_size=block_size, page_bytes=block_size * token_bytes)
     return block_size
+
+
+def _token_bytes(args: AsyncEngineArgs) -> int:
+    """Return the KV bytes of one token in one layer on one rank."""
+    model = args.create_model_config()
+    dtype = kv_cache_dtype_str_to_dtype(
+        resolve_kv_cache_dtype_string(args.kv_cache_dtype, model), model
+    )
+    if model.use_mla:  # one latent for all heads, on every rank
+        return int(model.get_head_size() * dtype.itemsize)
+    num_heads = max(1, model.get_total_num_kv_heads() // args.tensor_parallel_size)
+    return int(2 * num_heads * model.get_head_size() * dtype.itemsize)  # K and V
 
 
 def _adapter_args(num_adapters: int, max_loras: int | None) -> dict[str, Any]:

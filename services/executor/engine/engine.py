@@ -256,7 +256,7 @@ class Engine:
             max_num_seqs=max_num_active_seqs(config),
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             num_layers=model.get_total_num_hidden_layers(),
-            num_kv_heads=model.get_total_num_kv_heads(),
+            num_kv_heads=1 if model.use_mla else model.get_total_num_kv_heads(),
             head_dim=model.get_head_size(),
             block_size=cache.block_size,
             num_gpu_blocks=cache.num_gpu_blocks,

@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.control.options import ControllerOptions
-from services.executor.kv_options import CONFIG_KEY, layers_per_group
+from services.executor.kv_options import (
+    CONFIG_KEY,
+    computes_prompts_whole,
+    keeps_less_kv,
+    layers_per_group,
+)
+from services.executor.model_kinds import layers_in_words
 from services.executor.types import KVFacts
 from services.placement.link_ratio import link_ratio
 from services.placement.presets import ALL_RESIDENT, OPTIMISER, preset_of
@@ -48,7 +54,18 @@ def kv_facts(vllm_config: Any, told: Mapping[str, Any]) -> KVFacts:
         readers=_readers(vllm_config.model_config.max_model_len, told)
         if preset.run is evenflow.decide and told.get("link_bytes_per_s")
         else None,
+        layers=_layers(vllm_config, is_layerwise),
     )
+
+
+def _layers(vllm_config: Any, is_layerwise: bool) -> str:
+    model = vllm_config.model_config
+    words = layers_in_words(
+        model.hf_config.to_dict(), max_model_len=model.max_model_len, may_leave=is_layerwise
+    )
+    if is_layerwise and (computes_prompts_whole(vllm_config) or keeps_less_kv(vllm_config)):
+        words += "; a request that gave up all its KV is computed again"
+    return words
 
 
 def _readers(max_model_len: int, told: Mapping[str, Any]) -> ReaderCapacity:

@@ -9,9 +9,11 @@ import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from services.executor.engine.parent_watch import end_with_parent
+from services.executor.plugin import latent_memo
 from services.executor.plugin.attention_memo import build_once, install_memo, is_of_one_kind
 from services.executor.plugin.block_tables import StackedBlockTables
 from services.executor.plugin.cpu_executor import nap_between_looks
+from services.executor.plugin.spec import LatentGroupSpec
 from services.executor.plugin.worker import LayerwiseWorkerMixin
 
 
@@ -45,6 +47,7 @@ class LayerwiseCPUWorker(LayerwiseWorkerMixin, EvenflowCPUWorker):
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         install_memo()
+        latent_memo.install_memo()
         return super().load_model(*args, **kwargs)
 
     def initialize_from_config(self, kv_cache_config: Any) -> None:
@@ -53,7 +56,9 @@ class LayerwiseCPUWorker(LayerwiseWorkerMixin, EvenflowCPUWorker):
         tables = batch.block_table.block_tables
         if len(tables) > 1 and len({table.block_table.np.shape for table in tables}) == 1:
             batch.block_table = StackedBlockTables(batch.block_table)
-            if is_of_one_kind(kv_cache_config.kv_cache_groups):
+            groups = kv_cache_config.kv_cache_groups
+            has_latents = isinstance(groups[0].kv_cache_spec, LatentGroupSpec)
+            if is_of_one_kind(groups) and not has_latents:
                 build_once(self.model_runner)
 
 

@@ -7,7 +7,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu_worker import Worker
 
 from services.executor.engine.parent_watch import end_with_parent
-from services.executor.plugin.flash_attention import install_memo
+from services.executor.plugin import flash_attention, latent_memo
 from services.executor.plugin.full_graphs import forbid_full_graphs_v1, forbid_full_graphs_v2
 from services.executor.plugin.worker import LayerwiseWorkerMixin
 from services.executor.sizing import block_table_bytes
@@ -28,7 +28,8 @@ class LayerwiseGPUWorker(LayerwiseWorkerMixin, Worker):  # type: ignore[misc]
         super().init_device()
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
-        install_memo()
+        flash_attention.install_memo()
+        latent_memo.install_memo()
         return super().load_model(*args, **kwargs)
 
     def compile_or_warm_up_model(self) -> Any:

@@ -105,7 +105,9 @@ class RunControl:
         queue.remove_requests(all_waiting)
         for request in line:
             queue.add_request(request)
-        if decision.chunk_tokens is not None:
+        config = scheduler.vllm_config.scheduler_config
+        # Where prompts are computed whole, a long one would never fit into a piece's budget.
+        if decision.chunk_tokens is not None and config.enable_chunked_prefill:
             # Decodes come first: a prompt before them would take their part of the budget.
             scheduler.running.sort(key=_is_prompt)
             num_decodes = sum(not _is_prompt(request) for request in scheduler.running)

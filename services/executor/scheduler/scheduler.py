@@ -37,7 +37,7 @@ from services.executor.blocks.side_groups import SideGroups
 from services.executor.blocks.transfers.losses import Losses
 from services.executor.blocks.transfers.moves import BlockMoves
 from services.executor.blocks.transfers.transfers import Transfers
-from services.executor.kv_options import KVOptions, check_supported
+from services.executor.kv_options import KVOptions, check_supported, computes_prompts_whole
 from services.executor.plugin.connector import LayerwiseConnector
 from services.executor.scheduler.coordinator import LayerwiseCoordinator
 from services.executor.scheduler.planner_client import planner_of
@@ -70,6 +70,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         config, manager = self.vllm_config, self.kv_cache_manager
         self.kv_options = options = KVOptions.of(config)
         check_supported(config)
+        self._computes_prompts_whole = computes_prompts_whole(config)
         geometry = block_geometry(config, manager.kv_cache_config)
         kind = SideCoordinator if geometry.side_windows else LayerwiseCoordinator
         self._coordinator = kind.install(manager, max_in_flight_tokens=config.max_in_flight_tokens)
@@ -295,11 +296,14 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     ) -> None:
         """Keep the host copies, unless tokens that are under way will be drawn anew.
 
-        Nor does a request keep them whose prompt must be computed whole, for its log-probabilities,
-        or whose side groups have no copies.
+        Nor does a request keep them whose prompt must be computed whole, for its log-probabilities
+        or because attention can do no other, or whose side groups have no copies.
         """
         begins_anew = (
-            drop_stale_output or request.skip_reading_prefix_cache or self.sides is not None
+            drop_stale_output
+            or request.skip_reading_prefix_cache
+            or self._computes_prompts_whole
+            or self.sides is not None
         )
         with self._coordinator.keeping(None if begins_anew else request.request_id):
             super()._preempt_request(request, timestamp, drop_stale_output)

@@ -35,6 +35,14 @@ def test_four_lines_say_pool_host_link_and_policy() -> None:
     assert "layer-wise KV on" in policy
 
 
+def test_the_first_line_says_what_layers_there_are_if_it_is_known() -> None:
+    words = "61 of MLA: all may leave the pool"
+    layers, *others = expectation(info(layers=words))
+
+    assert layers == f"layers       {words}"
+    assert others == expectation(info())
+
+
 def test_a_line_says_how_many_readers_there_is_room_for() -> None:
     readers = pb.ReaderCapacity(
         num_tokens=4_096,

@@ -1,5 +1,6 @@
 """What is missing before a start is named in a sentence that says what to do."""
 
+import json
 import shutil
 import socket
 from pathlib import Path
@@ -10,14 +11,17 @@ import pytest
 
 from cli.local.preflight import (
     PreflightError,
+    UnsuitedModelError,
     require_disk,
     require_free_ports,
+    require_kind,
     require_memory,
     require_model,
     require_redis,
 )
 from cli.local.settings import StackSettings, read_settings
 from lab.stack.ports import free_port
+from services.kit.settings import BAD_SETTINGS_EXIT_CODE
 
 GIB = 1 << 30
 
@@ -48,6 +52,30 @@ def test_a_directory_without_a_checkpoint_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
 
     require_model(str(tmp_path))
+
+
+def test_a_model_that_layerwise_kv_does_not_take_is_named_where_it_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "hidden_size": 64,
+                "sliding_window": 512,
+            }
+        )
+    )
+    layerwise = {"EVENFLOW_EXECUTOR_LAYERWISE_KV": "true"}
+    with pytest.raises(UnsuitedModelError, match=r"sliding windows only.*--layerwise-kv") as error:
+        require_kind(make_settings(tmp_path, **layerwise))
+    assert error.value.exit_code == BAD_SETTINGS_EXIT_CODE
+
+    require_kind(make_settings(tmp_path))
+    require_kind(make_settings(tmp_path, **layerwise, EVENFLOW_EXECUTOR_MAX_MODEL_LEN="512"))
+    overrides = json.dumps(["--hf-overrides", '{"sliding_window": null}'])
+    require_kind(make_settings(tmp_path, **layerwise, EVENFLOW_EXECUTOR_ENGINE_ARGS=overrides))
 
 
 @pytest.mark.parametrize("model", ["/nowhere/at/all", "./nowhere", "a/b/c"])

@@ -3,11 +3,14 @@
 from types import SimpleNamespace
 from typing import Any
 
+import vllm.platforms  # noqa: F401 - seconds, that are no test's
+
 from services.control.options import ControllerOptions
 from services.executor.engine.kv_facts import kv_facts
 from services.executor.kv_options import CONFIG_KEY
 from services.executor.types import KVFacts
 from services.placement.run.promise import Limit
+from tests.unit.placement.test_layer_kinds import DEEPSEEK_V3, LLAMA
 
 TOKEN_BYTES = 4 * 1_000  # four layers
 TOLD = {
@@ -29,14 +32,25 @@ TOLD = {
 }
 
 
-def facts(*, policy: str = "evenflow", max_model_len: int = 32_768, **told: Any) -> KVFacts:
+def facts(
+    *,
+    policy: str = "evenflow",
+    max_model_len: int = 32_768,
+    latents: bool = False,
+    **told: Any,
+) -> KVFacts:
+    """`latents`: of MLA, with the backend that computes prompts whole."""
     options = ControllerOptions(policy=policy).engine_args()
     config = SimpleNamespace(
         additional_config={CONFIG_KEY: {}, **options},
         cache_config=SimpleNamespace(num_gpu_blocks=4 * 2_560, block_size=16),
         model_config=SimpleNamespace(
-            get_total_num_hidden_layers=lambda: 4, max_model_len=max_model_len
+            get_total_num_hidden_layers=lambda: 4,
+            max_model_len=max_model_len,
+            use_mla=latents,
+            hf_config=SimpleNamespace(to_dict=lambda: DEEPSEEK_V3 if latents else LLAMA),
         ),
+        scheduler_config=SimpleNamespace(enable_chunked_prefill=not latents),
         parallel_config=SimpleNamespace(pipeline_parallel_size=1),
     )
     return kv_facts(config, TOLD | told)
@@ -68,3 +82,10 @@ def test_a_short_context_holds_what_is_asked() -> None:
 def test_of_other_policies_and_unknown_links_nothing_is_said() -> None:
     assert facts(policy="orbitflow").readers is None
     assert facts(link_bytes_per_s=0.0).readers is None
+
+
+def test_the_kinds_of_layers_are_told_and_what_is_computed_again() -> None:
+    assert facts().layers == "32 of full attention: all may leave the pool"
+    assert facts(latents=True).layers == (
+        "61 of MLA: all may leave the pool; a request that gave up all its KV is computed again"
+    )

@@ -28,9 +28,12 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return all_built
 
 
-def metadata_of(group: str, step: dict[str, Any], **others: Any) -> Any:
+def metadata_of(
+    group: str, step: dict[str, Any], *, window: int | None = None, **others: Any
+) -> Any:
     """Have a group's own builder build its metadata of a step."""
     builder: Any = object.__new__(MemoFlashAttentionMetadataBuilder)
+    builder.kv_cache_spec = SimpleNamespace(sliding_window=window)
     values = {"num_reqs": 2, "num_actual_tokens": 2, "max_query_len": 1, "max_seq_len": 40}
     values |= {"block_table_tensor": f"table {group}", "slot_mapping": f"slots {group}"}
     return builder.build(0, SimpleNamespace(**{**values, **step, **others}))
@@ -69,3 +72,13 @@ def test_another_step_has_metadata_of_its_own(built: list[Any], other: dict[str,
     metadata_of("a", step, **other)
 
     assert len(built) == 2
+
+
+def test_groups_of_another_window_have_metadata_of_their_own(built: list[Any]) -> None:
+    step = make_step()
+    full, window, other = (
+        metadata_of(name, step, window=w) for name, w in zip("abc", (None, 64, 64), strict=True)
+    )
+
+    assert built == [full, window]
+    assert other.block_table == "table c"

@@ -67,7 +67,9 @@ def test_no_memory_is_pinned_in_the_background_before_graphs_are_captured(
 class Layers:
     """A worker of four layers, of which the second may read the first one's KV."""
 
-    def __init__(self, *, target: str | None = None, num_hidden_layers: int = 4) -> None:
+    def __init__(
+        self, *, target: str | None = None, num_hidden_layers: int = 4, num_stages: int = 1
+    ) -> None:
         self.vllm_config = SimpleNamespace(
             additional_config={CONFIG_KEY: {"layers_per_group": 2}},
             compilation_config=SimpleNamespace(
@@ -76,8 +78,10 @@ class Layers:
                     "b": SimpleNamespace(kv_sharing_target_layer_name=target),
                 }
             ),
-            model_config=SimpleNamespace(get_total_num_hidden_layers=lambda: num_hidden_layers),
-            parallel_config=SimpleNamespace(pipeline_parallel_size=1),
+            model_config=SimpleNamespace(
+                get_total_num_hidden_layers=lambda: num_hidden_layers, max_model_len=1_024
+            ),
+            parallel_config=SimpleNamespace(pipeline_parallel_size=num_stages),
         )
 
     def get_kv_cache_spec(self) -> dict[str, Any]:
@@ -97,5 +101,9 @@ def test_a_worker_tells_vllm_of_layer_groups() -> None:
 def test_a_worker_refuses_layers_that_share_kv_and_layers_without() -> None:
     with pytest.raises(ValueError, match="b reads that of a"):
         LayerwiseLayers(target="a").get_kv_cache_spec()
-    with pytest.raises(ValueError, match="4 have some in a pipeline stage of 6"):
-        LayerwiseLayers(num_hidden_layers=6).get_kv_cache_spec()
+    with pytest.raises(ValueError, match="4 of 6 have it"):
+        LayerwiseLayers(num_hidden_layers=12, num_stages=2).get_kv_cache_spec()
+
+
+def test_layers_without_kv_are_in_no_group_where_there_is_one_stage() -> None:
+    assert len(LayerwiseLayers(num_hidden_layers=6).get_kv_cache_spec()) == 4

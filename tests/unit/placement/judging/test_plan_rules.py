@@ -229,3 +229,13 @@ def test_a_split_layer_group_is_rejected() -> None:
 
     assert judge(make_plan(place("a", 1)), ASKED, pairs) is Verdict.REJECTED_SHAPE
     assert judge(make_plan(place("a", 0, 1)), ASKED, pairs) is Verdict.APPLIED
+
+
+def test_groups_that_never_leave_count_whatever_the_plan() -> None:
+    """Of 32 tokens a window of 20 lies in two blocks at most, and one state in one."""
+    plan = make_plan(place("a"), place("b", *range(8)))  # 16 + 2 blocks
+    engine = make_engine(num_blocks=24, side_windows=(20, 0), max_in_flight_tokens=64)
+
+    assert judge(plan, ASKED, replace(NOW, engine=engine)) is Verdict.APPLIED
+    one_short = replace(NOW, engine=replace(engine, num_blocks=23))
+    assert judge(plan, ASKED, one_short) is Verdict.REJECTED_CAPACITY

@@ -1,6 +1,7 @@
 """`dynamic-heuristic`: a hand-computed table, and properties on small inputs."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -43,6 +44,19 @@ def test_the_oldest_request_is_the_last_to_be_offloaded(
     num_blocks: int, expected: list[int | None]
 ) -> None:
     assert offloaded([demand(100), demand(100)], num_blocks) == expected
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "expected"),
+    [(92, [0, 0]), (91, [0, 2]), (62, [0, 4]), (61, [2, 4]), (32, [4, 4]), (31, [3, None])],
+)
+def test_what_never_leaves_counts_at_every_placement(
+    num_blocks: int, expected: list[int | None]
+) -> None:
+    """The table above, and 6 blocks more of each."""
+    beside = replace(demand(100), num_side_blocks=6)
+
+    assert offloaded([beside, beside], num_blocks) == expected
 
 
 def test_two_buffers_are_used_while_they_cost_no_further_layer() -> None:

@@ -454,3 +454,15 @@ def test_a_way_back_is_as_long_as_its_bytes() -> None:
     request = parked("a", 152, num_host_tokens=160)
 
     assert make_snapshot().load_s(request) == pytest.approx(10 * 4 * BLOCK_BYTES / 1e6)
+
+
+def test_groups_that_never_leave_count_by_what_is_in_flight() -> None:
+    """A window of 32 tokens and two in flight lie in 4 blocks of 16; a prompt's chunk in 35."""
+    engine = make_engine(side_windows=(32, 0), max_in_flight_tokens=512)
+    decodes, comes = runs("a", 1_592, num_computed_tokens=1_600), ask("b", 1_600)
+    snapshot = make_snapshot(decodes, comes, engine=engine)
+    own = 4 * 101  # of 1,601 tokens
+
+    assert snapshot.num_blocks(decodes, growth=1) == own + 4 + 1
+    assert snapshot.num_blocks(comes, growth=1) == own + 35 + 1
+    assert snapshot.num_blocks_of([decodes, comes], growth=1) == 2 * own + 4 + 35 + 2

@@ -398,3 +398,21 @@ def test_an_engine_with_nothing_left_to_do_is_sampled_empty() -> None:
 
     found = [(s.time_s, s.num_running, s.pool_used_frac > 0) for s in record.samples]
     assert found == [(4.5, 1, True), (4.5, 0, False), (104.5, 1, True), (104.5, 0, False)]
+
+
+@pytest.mark.parametrize("sides", [(12, 12), (0, 0, 0), (12, 0)])
+def test_groups_that_never_leave_are_counted_at_every_event(sides: tuple[int, ...]) -> None:
+    """A prompt of more than the pool, beside others; whoever is preempted is computed again."""
+    engine = make_engine(
+        make_shape(num_blocks=70, side_windows=sides, max_in_flight_tokens=16, max_num_seqs=8),
+        make_machine(link_bytes_per_s=1e6),
+        PlanningOptions(policy="evenflow"),
+    )
+    asked = [request(prompt=80, output=12)]
+    asked += [request(f"r{n}", at=5.0 * n, prompt=9 + 3 * n, output=14) for n in range(8)]
+
+    record = run(engine, asked)
+
+    answers = {name: len(instants) for name, instants in by_name(record).items()}
+    assert answers == {str(one.request_id): one.num_output_tokens for one in asked}
+    assert not engine.scheduler.caches_prefixes

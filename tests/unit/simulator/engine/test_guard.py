@@ -1,5 +1,7 @@
 """The guard before every step: who leaves the pool, who comes back, and what a plan may say."""
 
+from dataclasses import replace
+
 import pytest
 
 from services.control.counters import Counters
@@ -7,7 +9,7 @@ from services.control.requests.life import Hold, State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import CapacityGuard, Need
 from services.pacing.types import ServiceLevel
-from services.placement.blocks import BlockGeometry
+from services.placement.blocks import STATE, BlockGeometry
 from services.placement.layer_placement import LayerPlacement
 from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import Lane
@@ -31,7 +33,9 @@ SHAPE = EngineShape(
 )
 
 
-def running(pool: PoolLedger, name: str, *, num_tokens: int) -> SimulatedRequest:
+def running(
+    pool: PoolLedger, name: str, *, num_tokens: int, geometry: BlockGeometry
+) -> SimulatedRequest:
     """Return a request that decodes, all of it resident and mirrored."""
     spec = ArrivingRequest(
         request_id=RequestId(name),
@@ -40,24 +44,26 @@ def running(pool: PoolLedger, name: str, *, num_tokens: int) -> SimulatedRequest
         num_output_tokens=8,
         level=ServiceLevel(),
     )
-    request = live_request(spec, GEOMETRY)
-    request.record.kv = KVState(request_id=name, geometry=GEOMETRY, mirrored=True)
+    request = live_request(spec, geometry)
+    request.record.kv = KVState(request_id=name, geometry=geometry, mirrored=True)
+    request.kv.grow(num_tokens - 1)
     request.kv.grow(num_tokens)
     request.kv.num_sent_blocks = request.kv.num_copied_blocks = request.kv.num_full_blocks
     request.num_computed_tokens = num_tokens
     request.record.enter(State.RUNNING)
-    assert pool.set_owned(spec.request_id, request.kv.num_owned)
+    assert pool.set_owned(spec.request_id, request.kv.num_owned + request.kv.num_side_blocks)
     return request
 
 
 class Bench:
     """A guard over some requests; those that run are needs, in the order in which they came."""
 
-    def __init__(self, *, num_blocks: int, num_spare: int = 0) -> None:
+    def __init__(self, *, num_blocks: int, num_spare: int = 0, sides: tuple[int, ...] = ()) -> None:
+        shape = replace(SHAPE, side_windows=sides, max_in_flight_tokens=64)
         self.pool = PoolLedger(num_blocks=num_blocks)
         self.h2d = Lane(bytes_per_s=1.0)
         self.moves = CountedMoves(
-            SHAPE,
+            shape,
             self.pool,
             HostLedger(num_blocks=1_000),
             lambda: list(self.moves.requests.values()),
@@ -73,7 +79,8 @@ class Bench:
         )
 
     def running(self, name: str, *, num_tokens: int) -> SimulatedRequest:
-        request = running(self.pool, name, num_tokens=num_tokens)
+        geometry = self.moves.geometry
+        request = running(self.pool, name, num_tokens=num_tokens, geometry=geometry)
         self.moves.requests[request.request_id] = request
         self.records[name] = request.record
         return request
@@ -81,7 +88,11 @@ class Bench:
     def adjust(
         self, active: list[SimulatedRequest], waiting: tuple[Need[KVState], ...] = ()
     ) -> None:
-        self.guard.adjust([Need(one.record, one.num_tokens) for one in active], waiting)
+        needs = [
+            Need(one.record, one.num_tokens, num_processed_tokens=one.num_computed_tokens)
+            for one in active
+        ]
+        self.guard.adjust(needs, waiting)
 
 
 def test_what_fits_stays() -> None:
@@ -102,6 +113,33 @@ def test_the_newest_gives_way_to_the_first_in_line() -> None:
     assert a.kv.offloaded == ()
     assert b.kv.offloaded
     assert bench.pool.num_free >= 5 + 4
+
+
+@pytest.mark.parametrize(("sides", "leaves"), [((), False), ((5,), False), ((8, STATE), True)])
+def test_what_never_leaves_takes_room_from_what_may(sides: tuple[int, ...], leaves: bool) -> None:
+    # 4 x 6 blocks each with the next token: beside them 3 of a window of 5 and that token, or 3 of
+    # one of 8 and a state's.
+    bench = Bench(num_blocks=55, sides=sides)
+    a, b = bench.running("a", num_tokens=20), bench.running("b", num_tokens=20)
+    bench.adjust([a, b])
+
+    assert a.kv.offloaded == ()
+    assert bool(b.kv.offloaded) == leaves
+
+
+@pytest.mark.parametrize(("num_blocks", "is_whole"), [(36, True), (35, False)])
+def test_what_an_idle_request_keeps_in_any_case_is_nobodys_to_plan_with(
+    num_blocks: int, is_whole: bool
+) -> None:
+    # An idle one keeps 4 open blocks, 3 of its window and a state; 4 x 6 + 4 are left for another.
+    bench = Bench(num_blocks=num_blocks, sides=(8, STATE))
+    b = bench.running("b", num_tokens=22)
+    b.record.enter(State.PAUSED)
+
+    found = bench.guard.place_new(Need(make_record("c"), 20, num_processed_tokens=20), [])
+
+    assert bench.moves.num_side_blocks(b.kv) == 4
+    assert (not found.offloaded) == is_whole
 
 
 @pytest.mark.parametrize(("state", "is_whole"), [(State.LEAVING, True), (State.PAUSED, False)])

@@ -1,0 +1,121 @@
+"""Which models layer-wise KV takes, and what to do with one that it does not.
+
+Read from `config.json`, before anything of the model is loaded.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from services.placement.layer_kinds import Layer, LayerKind, as_used, layers_of, text_config
+
+# Kinds of layers that engines have; what an engine does not know is left to vLLM's word of it.
+MAY_LEAVE = frozenset({LayerKind.FULL, LayerKind.LATENT})
+# What is beside full attention, always in the pool.
+SIDES = frozenset({LayerKind.WINDOW, LayerKind.STATE})
+SERVED = MAY_LEAVE | SIDES | {LayerKind.NOTHING, LayerKind.UNKNOWN}
+WITHOUT = (
+    "serve it without --layerwise-kv (EVENFLOW_EXECUTOR_LAYERWISE_KV): answers are paced as they "
+    "are read, and no KV goes to the host"
+)
+
+
+def refusal_of_files(
+    model: str, revision: str | None, *, max_model_len: int | None, engine_args: Sequence[str] = ()
+) -> str | None:
+    """Return why a model cannot have layer-wise KV, in a sentence that says what works.
+
+    None if it can, or its `config.json` does not tell. `max_model_len`: tokens; None: the model's.
+    """
+    if any(option.startswith("--hf") for option in engine_args):
+        return None  # `--hf-overrides`, `--hf-config-path`: the file is not what the engine reads
+    config = read_config(model, revision)
+    if config is None:
+        return None
+    what = refused_kind(config, max_model_len=max_model_len or longest_context(config))
+    return None if what is None else f"layer-wise KV does not work with {what}"
+
+
+def refused_kind(config: Mapping[str, Any], *, max_model_len: int | None) -> str | None:
+    """Return of what kind a model is that layer-wise KV does not take, and what works with it.
+
+    `max_model_len`: tokens; a window that is as long is none. None: any number.
+    """
+    try:
+        layers = as_used(layers_of(config), max_model_len=max_model_len)
+    except ValueError:
+        return None
+    reason = next(_reasons(layers), None)
+    return None if reason is None else f"{reason}; {WITHOUT}"
+
+
+def keeps_less(config: Mapping[str, Any], *, max_model_len: int | None) -> bool:
+    """Return whether some layers keep a window of their KV, or a state; arguments as above."""
+    try:
+        layers = as_used(layers_of(config), max_model_len=max_model_len)
+    except ValueError:
+        return False
+    return any(layer.kind in SIDES for layer in layers)
+
+
+def _reasons(layers: Sequence[Layer]) -> Iterator[str]:
+    kinds = {layer.kind for layer in layers}
+    if LayerKind.SPARSE in kinds:
+        yield "sparse attention (DSA, CSA): a step reads few tokens of a layer, all would be moved"
+    if any(layer.reads_anothers for layer in layers):
+        yield "layers that share KV"
+    if not kinds & {*MAY_LEAVE, LayerKind.UNKNOWN}:
+        yield f"{_named(kinds)} only: no layer keeps KV of all tokens, which could leave"
+    if len({(layer.head_size, layer.token_values) for layer in layers if layer.token_values}) > 1:
+        yield "KV heads of unlike sizes or numbers"
+    if LayerKind.LATENT in kinds and kinds & SIDES:
+        yield f"{_named(kinds & SIDES)} beside {LayerKind.LATENT}"
+    if not kinds <= SERVED:
+        yield f"{_named(kinds - SERVED)} beside {_named(kinds & MAY_LEAVE)}"
+
+
+def layers_in_words(config: Mapping[str, Any], *, max_model_len: int, may_leave: bool) -> str:
+    """Return how many layers of each kind a model has, and how many may leave; "" if unknown."""
+    try:
+        layers = as_used(layers_of(config), max_model_len=max_model_len)
+    except ValueError:
+        return ""
+    counts = Counter(layer.kind for layer in layers)
+    words = ", ".join(f"{number} of {kind}" for kind, number in counts.items())
+    if not may_leave:
+        return words
+    num_leaving = sum(counts[kind] for kind in MAY_LEAVE)
+    return f"{words}: {'all' if num_leaving == len(layers) else num_leaving} may leave the pool"
+
+
+def _named(kinds: Iterable[LayerKind]) -> str:
+    return " and ".join(sorted(kinds))
+
+
+def longest_context(config: Mapping[str, Any]) -> int | None:
+    """Return the tokens that a model takes by itself, where its file says so plainly."""
+    text = text_config(config)
+    if text.get("rope_scaling"):
+        return None
+    longest = text.get("max_position_embeddings")
+    return longest if isinstance(longest, int) else None
+
+
+def read_config(model: str, revision: str | None = None) -> dict[str, Any] | None:
+    """Return a model's `config.json`, from its directory or the hub; None if there is none."""
+    path = Path(model) / "config.json"
+    if not Path(model).is_dir():
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+        try:
+            path = Path(hf_hub_download(model, "config.json", revision=revision))
+        except (HfHubHTTPError, HFValidationError, OSError):
+            return None
+    try:
+        config = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None
