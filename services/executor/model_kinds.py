@@ -94,13 +94,31 @@ def _named(kinds: Iterable[LayerKind]) -> str:
     return " and ".join(sorted(kinds))
 
 
+# Scalings of positions that `max_position_embeddings` has in it already, as vLLM reads it.
+IN_LONGEST = frozenset(
+    {
+        None,
+        "deepseek_llama_scaling",
+        "deepseek_yarn",
+        "default",
+        "llama3",
+        "longrope",
+        "mrope",
+        "su",
+        "yarn",
+    }
+)
+
+
 def longest_context(config: Mapping[str, Any]) -> int | None:
-    """Return the tokens that a model takes by itself, where its file says so plainly."""
+    """Return the most tokens that a model takes by itself; None if its file does not say."""
     text = text_config(config)
-    if text.get("rope_scaling"):
-        return None
     longest = text.get("max_position_embeddings")
-    return longest if isinstance(longest, int) else None
+    if not isinstance(longest, int):
+        return None
+    scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type"))
+    return longest if kind in IN_LONGEST else int(longest * (scaling.get("factor") or 1))
 
 
 def read_config(model: str, revision: str | None = None) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import vllm
 from transformers import CONFIG_MAPPING
+from vllm.config import model as model_config
 from vllm.model_executor.layers.attention import mla_attention
 from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonMetadata,
@@ -22,6 +23,7 @@ from vllm.model_executor.layers.attention.mla_attention import (
 from vllm.platforms.cpu import CpuPlatform
 from vllm.v1.attention.backends.mla.cpu_mla import CPUMLABackend
 
+from services.executor.model_kinds import IN_LONGEST
 from services.placement.layer_kinds import layers_of, text_config
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -148,3 +150,10 @@ def test_without_a_list_a_family_has_the_layers_that_transformers_gives_it(famil
     assert [layer.kind for layer in layers_of(stated)] == [
         layer.kind for layer in layers_of(complete)
     ]
+
+
+def test_positions_that_are_stretched_already_are_those_that_vllm_knows() -> None:
+    source = inspect.getsource(model_config._get_and_verify_max_len)
+    stretched = {kind for kind in IN_LONGEST if kind} - {"default", "mrope"}
+
+    assert all(f'"{kind}",' in source for kind in stretched)

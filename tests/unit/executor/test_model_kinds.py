@@ -91,13 +91,30 @@ def test_windows_may_bite_where_no_length_is_known() -> None:
     assert refused_kind(MISTRAL, max_model_len=None) is not None
 
 
-def test_the_models_own_length_counts_unless_it_is_stretched(tmp_path: Path) -> None:
-    short = {**MISTRAL, "max_position_embeddings": 4096}
-    stretched = {**short, "rope_scaling": {"factor": 4.0}}
-    assert (longest_context(short), longest_context(stretched)) == (4096, None)
-    model = write(tmp_path, short)
-    assert refusal_of_files(model, None, max_model_len=None) is None
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        (None, 4096),
+        ({"rope_type": "dynamic", "factor": 4.0}, 16_384),
+        ({"type": "linear", "factor": 2}, 8_192),
+        ({"rope_type": "yarn", "factor": 4.0}, 4096),  # which is stretched already
+    ],
+)
+def test_the_models_own_length_counts_as_positions_are_scaled(
+    tmp_path: Path, scaling: dict[str, Any] | None, longest: int
+) -> None:
+    config = {**MISTRAL, "max_position_embeddings": 4096, "rope_scaling": scaling}
+
+    assert longest_context(config) == longest
+    refusal = refusal_of_files(write(tmp_path, config), None, max_model_len=None)
+    assert (refusal is None) is (longest == 4096)  # as the window is
+
+
+def test_the_length_that_is_asked_for_counts_before_the_models_own(tmp_path: Path) -> None:
+    model = write(tmp_path, {**MISTRAL, "max_position_embeddings": 4096})
+
     assert refusal_of_files(model, None, max_model_len=8192) is not None
+    assert longest_context({}) is None
 
 
 def test_a_models_own_file_is_not_asked_where_another_is_read(tmp_path: Path) -> None:
