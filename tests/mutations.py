@@ -817,6 +817,13 @@ MUTATIONS = (
         "num_side_blocks=0,",
         ("tests/unit/simulator/engine/test_guard.py",),
     ),
+    Mutation(
+        "run policies count on copies without windows",
+        f"{CONTROL}/admission.py",
+        "if self._engine.shape.side_windows:",
+        "if False:",
+        ("tests/unit/simulator/engine/test_engine.py", "-k", "never_leave"),
+    ),
 )
 
 

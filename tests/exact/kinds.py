@@ -11,6 +11,8 @@ from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 
+from vllm.distributed.parallel_state import destroy_model_parallel
+
 from demo.cached_build import build_once, recipe_fingerprint
 from lab.engine import step_runner as harness
 from lab.engine import workloads
@@ -67,6 +69,15 @@ NIGHTLY = {
     "gemma3-asynchronous": kind_case("gemma3", num_blocks=145, asynchronous=True),
 }
 CASES = {**EVERY_COMMIT, **NIGHTLY}
+
+
+def start(case: EngineCase) -> StepRunner:
+    """Start an engine, without the groups of ranks of one before it in this process.
+
+    vLLM keeps them, and makes a group for experts only together with the others.
+    """
+    destroy_model_parallel()
+    return StepRunner(case)
 
 
 @cache

@@ -8,26 +8,26 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from lab.engine.step_runner import EngineCase, Outcome, StepRunner, first_difference
-from lab.engine.workloads import at_distances, churn, fixed, holds, together, with_aborts
+from lab.engine.workloads import churn, fixed, holds, together, with_aborts
 from services.executor.blocks.side_groups import SideGroups
 from services.executor.copies.transfer_runner import TransferRunner
-from services.placement.blocks import RESIDENT, STATE, num_request_blocks, side_blocks
+from services.placement.blocks import RESIDENT, num_request_blocks, side_blocks
 from tests.exact.cases import num_groups
 from tests.exact.evidence import (
-    MIN_RANDOM_CHANGES,
+    MIN_REUSED_EVICTIONS,
     assert_pool_is_whole,
-    assert_pressure,
     assert_tokens,
+    num_layer_loads,
 )
-from tests.exact.kinds import CASES, EVERY_COMMIT, WORKLOADS, kind_case, kind_reference
+from tests.exact.kinds import CASES, EVERY_COMMIT, WORKLOADS, kind_reference, start
 
 # Engines run in this process: their warnings are not ours to fail on.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 
 MIXED, LONG = WORKLOADS["mixed"], WORKLOADS["long"]
+MIN_LOADS_OF_A_LAYER, MIN_CHANGES_OF_A_GROUP = 200, 12
 
 
 @pytest.fixture(
@@ -41,7 +41,7 @@ def named(request: pytest.FixtureRequest) -> Iterator[tuple[str, StepRunner]]:
     case: EngineCase = CASES[request.param]
     name = request.param.partition("-")[0]
     kind_reference(name)  # made in a process of its own
-    runner = StepRunner(case)
+    runner = start(case)
     yield name, runner
     runner.close()
 
@@ -69,7 +69,12 @@ def test_placements_that_change_at_any_step(named: tuple[str, StepRunner]) -> No
     outcome = runner.run(MIXED, hook=churn(1))
 
     assert_tokens(kind_reference(name)["mixed"], outcome, MIXED)
-    assert_pressure(runner, outcome, min_changes=MIN_RANDOM_CHANGES // 4)
+    num_layers = runner.case.model.num_layers
+    assert num_layer_loads(runner, outcome) >= MIN_LOADS_OF_A_LAYER * num_layers
+    assert outcome.num_offloads + outcome.num_restores >= MIN_CHANGES_OF_A_GROUP * num_groups(
+        runner.case
+    )
+    assert outcome.num_reused_evictions >= MIN_REUSED_EVICTIONS
     assert_pool_is_whole(runner)
     assert_sides_are_whole(runner)
     assert min(outcome.formula.num_settled, outcome.formula.num_in_transit) > 0
@@ -220,27 +225,3 @@ def test_blocks_that_a_state_may_have_had_are_zeroed(
 
 def model_runner(runner: StepRunner) -> Any:
     return runner.core.model_executor.driver_worker.worker.model_runner
-
-
-# -- bf16 on the same steps ----------------------------------------------------------------------
-
-
-@pytest.mark.nightly
-@pytest.mark.skipif(
-    not torch.cpu._is_avx512_bf16_supported(), reason="the kernels need AVX-512 with bf16"
-)
-def test_delta_nets_on_the_same_step_schedule() -> None:
-    """Rounding depends on who is in a step, so steps are stock's: everybody has room."""
-    expected = kind_reference("qwen3_next")["mixed"]
-    case = kind_case("qwen3_next", num_blocks=400, max_num_batched_tokens=2_048)
-    runner = StepRunner(case)
-    try:
-        assert set(runner.scheduler.block_owner.geometry.side_windows) == {STATE}
-        for hook in (at_distances(MIXED, num_groups(case), first=1), churn(6)):
-            outcome = runner.run(MIXED, hook=hook)
-            assert outcome.num_steps == expected.num_steps, "not the same schedule"
-            assert first_difference(expected, outcome) == {}
-            assert outcome.num_offloads
-            assert outcome.num_restores
-    finally:
-        runner.close()

@@ -1,5 +1,6 @@
 """`evenflow serve` and its sisters: one command starts the stack, and leaves nothing behind."""
 
+import json
 import shlex
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from demo.snippets import snippets
 from lab.models import exactness_model
 from lab.stack.ports import free_port
 from lab.stack.processes import START_TIMEOUT_S, wait_until
+from services.kit.settings import BAD_SETTINGS_EXIT_CODE
 from tests.local_stack import LocalStack
 
 ENGINE = "--max-model-len 2048 --max-num-seqs 32 --kv-cache-memory-bytes 64M --max-logprobs 3"
@@ -214,6 +216,21 @@ def test_a_process_that_does_not_start_ends_all_with_its_own_last_words(tmp_path
     assert "executor does not start:\n" in failed.stderr
     assert "max_model_len" in failed.stderr
     assert "Traceback" not in failed.stderr
+    stack.wait_gone()
+
+
+def test_a_model_of_a_kind_that_layerwise_kv_does_not_take_starts_nothing(tmp_path: Path) -> None:
+    """All that there is of it is a `config.json`: nothing else is looked at."""
+    stack = LocalStack(tmp_path / "run")
+    config = {"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "sliding_window": 512}))
+
+    refused = stack.evenflow(f"serve {tmp_path} --layerwise-kv")
+
+    assert refused.returncode == BAD_SETTINGS_EXIT_CODE
+    assert "error: layer-wise KV does not work with sliding windows only" in refused.stderr
+    assert "serve it without --layerwise-kv" in refused.stderr
+    assert "executor" not in refused.stdout
     stack.wait_gone()
 
 

@@ -99,6 +99,28 @@ def test_the_manager_asks_its_coordinator_for_everything() -> None:
     assert issubclass(LayerwiseCoordinator, KVCacheCoordinatorNoPrefixCache)
 
 
+def test_windows_are_given_back_by_what_is_processed_before_blocks_are_asked_for() -> None:
+    body = source(KVCacheManager.allocate_slots)
+    slides = body.index("self.coordinator.remove_skipped_blocks(")
+    assert "max(0, total_computed_tokens - request.num_in_flight_tokens)," in body[slides:]
+    assert slides < body.rindex("self.coordinator.get_num_blocks_to_allocate(")
+    assert slides < body.index("self.coordinator.allocate_new_blocks(")
+
+
+def test_blocks_are_zeroed_that_the_scheduler_names() -> None:
+    assert "new_block_ids_to_zero=self._get_new_block_ids_to_zero()," in source(Scheduler.schedule)
+    assert "self._zero_block_ids(scheduler_output.new_block_ids_to_zero)" in source(
+        GPUModelRunner._update_states
+    )
+
+
+def test_a_builder_makes_metadata_for_the_window_of_its_layers() -> None:
+    assert "sliding_window_size=self.window_size," in source(CPUAttentionMetadataBuilder.build)
+    assert "cache_key = (kv_cache_spec, type(builder))" in source(
+        GPUModelRunner._build_attention_metadata
+    )
+
+
 def test_the_scheduler_asks_the_connector_before_it_preempts() -> None:
     body = source(Scheduler.schedule)
     assert "self.connector.has_pending_block_frees()" in body

@@ -29,9 +29,10 @@ def config_of(
     )
 
 
-def cache_of(num_blocks: int = 0) -> Any:
+def cache_of(num_blocks: int = 0, *, layers_per_group: int = 1) -> Any:
     spec = SimpleNamespace(block_size=BLOCK_SIZE, page_size_bytes=MIB)
-    groups = [SimpleNamespace(kv_cache_spec=spec)] * NUM_GROUPS
+    names = ["layer"] * layers_per_group
+    groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=names)] * NUM_GROUPS
     return SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=groups)
 
 
@@ -84,4 +85,6 @@ def test_a_block_has_the_pages_of_its_groups_layers(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GIB))
     monkeypatch.setattr(sizing, "get_cgroup_memory_limit", lambda: None)
 
-    assert num_affordable_slots(config_of(layers_per_group=2), cache_of(), 6_000) == 2_048
+    cache = cache_of(layers_per_group=2)
+
+    assert num_affordable_slots(config_of(), cache, 6_000) == 2_048

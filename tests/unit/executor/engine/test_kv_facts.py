@@ -10,7 +10,7 @@ from services.executor.engine.kv_facts import kv_facts
 from services.executor.kv_options import CONFIG_KEY
 from services.executor.types import KVFacts
 from services.placement.run.promise import Limit
-from tests.unit.placement.test_layer_kinds import DEEPSEEK_V3, LLAMA
+from tests.unit.placement.test_layer_kinds import DEEPSEEK_V3, GEMMA_3_27B, LLAMA
 
 TOKEN_BYTES = 4 * 1_000  # four layers
 TOLD = {
@@ -37,9 +37,11 @@ def facts(
     policy: str = "evenflow",
     max_model_len: int = 32_768,
     latents: bool = False,
+    model: dict[str, Any] = LLAMA,
     **told: Any,
 ) -> KVFacts:
     """`latents`: of MLA, with the backend that computes prompts whole."""
+    model = DEEPSEEK_V3 if latents else model
     options = ControllerOptions(policy=policy).engine_args()
     config = SimpleNamespace(
         additional_config={CONFIG_KEY: {}, **options},
@@ -48,7 +50,8 @@ def facts(
             get_total_num_hidden_layers=lambda: 4,
             max_model_len=max_model_len,
             use_mla=latents,
-            hf_config=SimpleNamespace(to_dict=lambda: DEEPSEEK_V3 if latents else LLAMA),
+            is_hybrid=False,
+            hf_config=SimpleNamespace(to_dict=lambda: model),
         ),
         scheduler_config=SimpleNamespace(enable_chunked_prefill=not latents),
         parallel_config=SimpleNamespace(pipeline_parallel_size=1),
@@ -89,3 +92,13 @@ def test_the_kinds_of_layers_are_told_and_what_is_computed_again() -> None:
     assert facts(latents=True).layers == (
         "61 of MLA: all may leave the pool; a request that gave up all its KV is computed again"
     )
+    assert facts(model=GEMMA_3_27B).layers == (
+        "52 of sliding windows, 10 of full attention: 10 may leave the pool; "
+        "a request that gave up all its KV is computed again"
+    )
+
+
+def test_a_pools_tokens_are_those_of_the_layers_that_may_leave() -> None:
+    shape = TOLD["shape"] | {"num_layers": 2, "side_windows": (64, 64)}
+
+    assert facts(shape=shape).num_pool_tokens == 2 * facts().num_pool_tokens
