@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,19 +19,24 @@ from simulator.comparison.sizing import Readers, Trial, largest_held, room_for
 from simulator.comparison.sweep import progress_bar, sweep
 from simulator.compose import check, run_policy
 from simulator.deployment import Deployment
+from simulator.description import describe, guesses
 from simulator.device.hardware import (
+    Device,
     assumptions,
     data_file,
     device,
+    device_from,
     device_names,
     link_rates,
-    model,
     model_names,
 )
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
 from simulator.engine.vllm import VllmOptions
+from simulator.finding import find_model
 from simulator.measured import MeasuredDeployment, read_decision_log
+from simulator.memory.room import pool_tokens
+from simulator.models.types import Model
 from simulator.report.figures import DEFINITIONS
 from simulator.report.page import definitions, page, sweep_sections
 from simulator.report.plots import Run
@@ -43,24 +48,65 @@ app = typer.Typer(
     help="Policies in virtual time: no GPU needed.", no_args_is_help=True, add_completion=False
 )
 
-ModelName = Enum("ModelName", {name: name for name in model_names()}, type=str)  # type: ignore[misc]
-DeviceName = Enum("DeviceName", {name: name for name in device_names()}, type=str)  # type: ignore[misc]
 LengthsName = Enum(  # type: ignore[misc]
     "LengthsName", {name: name for name in data_file("lengths.toml")["lengths"]}, type=str
 )
 LinkName = Enum("LinkName", {name: name for name in link_rates()}, type=str)  # type: ignore[misc]
 DEFAULT_RATE_PER_S = 0.1
 DEFAULT_NUM_REQUESTS = 60
-MODEL_HELP = "see simulator/data/models.toml"
-DEVICE_HELP = "see simulator/data/devices.toml"
+MODEL_HELP = (
+    "a checkpoint's directory, a config.json, a hub id (its config is read from the cache, else "
+    f"downloaded unless HF_HUB_OFFLINE is set), or {', '.join(model_names())}"
+)
+DEVICE_HELP = f"one of {', '.join(device_names())}"
 MEASURED_HELP = "a planner's decision log, instead of model and device: the engine that made it"
 TRACE_HELP = "JSONL (ours, Mooncake), CSV (Azure, BurstGPT) or JSON (OrbitFlow)"
 SIMULATED = "simulated, by the assumptions in docs/simulator.md"
 POLICY_HELP = f"{', '.join(PRESETS)}, or a preset of your own as module:attribute; repeatable"
 DEFAULT_POLICIES = ["vllm", "evenflow", "orbitflow"]
 
-ModelOption = Annotated[ModelName, typer.Option("--model", help=MODEL_HELP)]
-DeviceOption = Annotated[DeviceName, typer.Option("--device", help=DEVICE_HELP)]
+
+def _found_model(given: str) -> Model:
+    try:
+        return find_model(given)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _found_device(given: str) -> Device:
+    try:
+        return device(given)
+    except KeyError as error:
+        known = ", ".join(device_names())
+        raise typer.BadParameter(
+            f"{given!r} is none of {known}; --device-file takes another"
+        ) from error
+
+
+def _read_device(given: str) -> Device:
+    try:
+        return device_from(Path(given))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+ModelOption = Annotated[
+    Any, typer.Option("--model", parser=_found_model, metavar="MODEL", help=MODEL_HELP)
+]
+DeviceOption = Annotated[
+    Any, typer.Option("--device", parser=_found_device, metavar="DEVICE", help=DEVICE_HELP)
+]
+DeviceFileOption = Annotated[
+    Any,
+    typer.Option(
+        parser=_read_device,
+        metavar="FILE",
+        help="TOML or JSON of another device, with the fields of simulator/data/devices.toml",
+    ),
+]
+SpeculationOption = Annotated[
+    float, typer.Option(min=1, help="speculative decoding: tokens that a step brings a request")
+]
 PoliciesOption = Annotated[list[str], typer.Option("--policy", help=POLICY_HELP)]
 GpusOption = Annotated[int, typer.Option(min=1, help="tensor-parallel GPUs")]
 PoolOption = Annotated[int, typer.Option(min=0, help="KV pool in tokens; 0: what memory holds")]
@@ -79,18 +125,9 @@ CacheOption = Annotated[
 ]
 
 
-def _deployment(
-    model_name: ModelName, device_name: DeviceName, gpus: int, pool_tokens: int, host_gb: float
-) -> Deployment:
+def _deployment(model: Model, on: Device, **settings: Any) -> Deployment:
     """Return the deployment. Raises typer.BadParameter if the model does not fit."""
-    deployment = Deployment(
-        model=model(model_name.value),
-        device=device(device_name.value),
-        assumptions=assumptions(),
-        num_devices=gpus,
-        pool_tokens=pool_tokens or None,
-        host_memory_bytes=int(host_gb * 1e9),
-    )
+    deployment = Deployment(model=model, device=on, assumptions=assumptions(), **settings)
     try:
         deployment.shape()
     except ValueError as error:
@@ -100,8 +137,9 @@ def _deployment(
 
 @app.command()
 def simulate(
-    model_name: Annotated[ModelName | None, typer.Option("--model", help=MODEL_HELP)] = None,
-    device_name: Annotated[DeviceName | None, typer.Option("--device", help=DEVICE_HELP)] = None,
+    model: ModelOption = None,
+    device: DeviceOption = None,
+    device_file: DeviceFileOption = None,
     measured: Annotated[Path | None, typer.Option(help=MEASURED_HELP)] = None,
     policy: PoliciesOption = DEFAULT_POLICIES,
     rate: RatesOption = None,
@@ -130,6 +168,7 @@ def simulate(
     host_gb: HostOption = 256.0,
     max_num_seqs: SeqsOption = 16,
     max_num_batched_tokens: BatchedOption = 2_048,
+    tokens_per_step: SpeculationOption = 1.0,
     seed: int = 0,
     jobs: Annotated[int, typer.Option(min=0, help="processes; 0: one per core")] = 0,
     cache: CacheOption = None,
@@ -139,11 +178,16 @@ def simulate(
     """Run policies x rates x SLOs on one workload, and report attainment, latency, and memory."""
     deployment = _chosen(
         measured,
-        (model_name, device_name),
-        lambda named, on: replace(
-            _deployment(named, on, gpus, pool_tokens, host_gb),
+        (model, device_file or device),
+        lambda named, on: _deployment(
+            named,
+            on,
+            num_devices=gpus,
+            pool_tokens=pool_tokens or None,
+            host_memory_bytes=int(host_gb * 1e9),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            tokens_per_step=tokens_per_step,
         ),
         link,
     )
@@ -174,6 +218,8 @@ def simulate(
     runs = [Run(row=c.row(r), view=r.view) for c, r in zip(cells, results, strict=True)]
     rows, title = [run.row for run in runs], _title(deployment)
     print_rows(rows, title, console)
+    for guess in guesses(deployment) if isinstance(deployment, Deployment) else ():
+        console.print(f"guess: {guess}", soft_wrap=True)
     _write(json_path, deployment, {"base_slo_s": deployment.base_tbt_s(), "cells": rows})
     _write_report(html, title, f"{workload.name(trace)}; {SIMULATED}", runs)
 
@@ -189,7 +235,7 @@ def _check_policies(deployment: Deployment | MeasuredDeployment, policies: list[
 
 def _title(deployment: Deployment | MeasuredDeployment) -> str:
     shape, base_s = deployment.shape(), deployment.base_tbt_s()
-    tokens = shape.num_blocks // shape.num_groups * deployment.block_size
+    tokens = pool_tokens(shape)
     return f"{deployment.title}, pool of {tokens} tokens, base SLO {1e3 * base_s:.1f} ms"
 
 
@@ -206,17 +252,17 @@ def _swept(cells: list[Cell], console: Console, jobs: int, cache: Path | None) -
 
 def _chosen(
     measured: Path | None,
-    names: tuple[ModelName | None, DeviceName | None],
-    make: Callable[[ModelName, DeviceName], Deployment],
+    given: tuple[Model | None, Device | None],
+    make: Callable[[Model, Device], Deployment],
     link: LinkName | None,
 ) -> Deployment | MeasuredDeployment:
     """Return the measured engine, or what `make` makes of a model and a device."""
     if measured is not None:
         return _measured(measured)
-    model_name, device_name = names
-    if model_name is None or device_name is None:
-        raise typer.BadParameter("give --model and --device, or --measured")
-    deployment = make(model_name, device_name)
+    model, on = given
+    if model is None or on is None:
+        raise typer.BadParameter("give --model and --device or --device-file, or --measured")
+    deployment = make(model, on)
     return deployment if link is None else deployment.with_link(link_rates()[link.value])
 
 
@@ -248,9 +294,10 @@ def _read_trace(path: Path, step_s: float, num_requests: int) -> list[ArrivingRe
 
 @app.command()
 def size(
-    model_name: ModelOption,
-    device_name: DeviceOption,
+    model: ModelOption,
     context: Annotated[int, typer.Option(min=1, help="prompt tokens of each question")],
+    device: DeviceOption = None,
+    device_file: DeviceFileOption = None,
     policy: PoliciesOption = DEFAULT_POLICIES,
     reading_rate: Annotated[
         float, typer.Option(min=0.1, help="tokens per second")
@@ -264,16 +311,29 @@ def size(
     pool_tokens: PoolOption = 0,
     host_gb: HostOption = 256.0,
     max_num_batched_tokens: BatchedOption = 2_048,
+    tokens_per_step: SpeculationOption = 1.0,
+    link: LinkOption = None,
     seed: int = 0,
     json_path: JsonOption = None,
 ) -> None:
     """Find how many readers are held at once: each asks, reads the answer, asks again."""
-    deployment = replace(
-        _deployment(model_name, device_name, gpus, pool_tokens, host_gb),
-        max_num_seqs=max_readers,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=context + answer,
+    deployment = _chosen(
+        None,
+        (model, device_file or device),
+        lambda named, on: _deployment(
+            named,
+            on,
+            num_devices=gpus,
+            pool_tokens=pool_tokens or None,
+            host_memory_bytes=int(host_gb * 1e9),
+            max_num_seqs=max_readers,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=context + answer,
+            tokens_per_step=tokens_per_step,
+        ),
+        link,
     )
+    assert isinstance(deployment, Deployment)
     _check_policies(deployment, policy)
     readers = Readers(
         num_prompt_tokens=context,
@@ -286,6 +346,9 @@ def size(
     console, answers = Console(), {}
     room = room_for(deployment, readers)
     console.print(f"{'room':20} {room.in_words()}", soft_wrap=True)
+    described = describe(deployment, request_tokens=context + answer)
+    for word, sentence in described:
+        console.print(f"{word:20} {sentence}", soft_wrap=True)
     for one in policy:
         trials: list[Trial] = []
 
@@ -295,7 +358,8 @@ def size(
         most = largest_held(run, readers, max_readers=max_readers, tried=trials.append)
         console.print(f"{one:20} {_held(most, trials, readers)}", soft_wrap=True)
         answers[one] = {"readers": most, "trials": [asdict(trial) for trial in trials]}
-    found = {"question": asdict(readers), "room": asdict(room), "answers": answers}
+    found: dict[str, Any] = {"question": asdict(readers), "room": asdict(room)}
+    found |= {"described": described, "answers": answers}
     _write(json_path, deployment, found)
 
 

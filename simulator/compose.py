@@ -13,6 +13,7 @@ from services.planner.solver.budget import NodeBudget
 from services.planner.solver.solver import warm_solver
 from simulator import hcache
 from simulator.deployment import Deployment
+from simulator.device.hardware import Model
 from simulator.engine.engine import Brain, Engine, Machine
 from simulator.engine.planning import PlanningOptions, Policy
 from simulator.engine.records import RunRecord
@@ -44,13 +45,19 @@ def make_engine(
 
 
 def check(deployment: Deployment | MeasuredDeployment, policy: str) -> None:
-    """Raise ValueError as `preset_of` does, and for `hcache` on a measured engine.
+    """Raise ValueError as `preset_of` does, and for what a policy knows nothing of.
 
-    The measure says nothing of projections.
+    `hcache` projects what the named models have, and a measured engine says nothing of that. Who
+    recomputes KV in every step would have to recompute windows and states, too.
     """
-    preset_of(policy)
-    if policy == hcache.PRESET and not isinstance(deployment, Deployment):
-        raise ValueError(f"{policy} needs a model and a device: its projections are not measured")
+    preset = preset_of(policy)
+    named = isinstance(deployment, Deployment) and isinstance(deployment.model, Model)
+    if policy == hcache.PRESET and not named:
+        raise ValueError(
+            f"{policy} needs a model and a device of a name here: it knows their projections"
+        )
+    if preset.recomputes and deployment.shape().side_windows:
+        raise ValueError(f"{policy} recomputes KV: it does not work with windows or states")
 
 
 def run_policy(

@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass, replace
 
+from services.placement.blocks import STATE, side_blocks
 from services.placement.types import EngineShape
-from simulator.device.costs import Roofline, StepLoad, resident_step_s
-from simulator.device.hardware import BYTES_PER_ELEMENT, Assumptions, Device, Model
+from simulator.device.costs import Costs, Roofline, StepLoad, num_copies, resident_step_s
+from simulator.device.hardware import Assumptions, Device
+from simulator.device.speculation import Speculation, SpeculativeCosts
 from simulator.device.step import CopyCosts
 from simulator.engine.engine import Machine
+from simulator.memory.room import pool_tokens
+from simulator.models.types import Attention, Model
 
 CHUNK_BYTES = 4 << 20  # of one copy of one GPU
 
@@ -26,6 +30,7 @@ class Deployment:
     max_model_len: int = 32_768
     host_memory_bytes: int = 256_000_000_000
     pool_tokens: int | None = None  # with every layer resident; None: what the GPUs' memory holds
+    tokens_per_step: float = 1.0  # of a request that decodes; more: by speculative decoding
 
     @property
     def title(self) -> str:
@@ -35,47 +40,80 @@ class Deployment:
         """Return the same on another link to the host, of this payload rate in one direction."""
         return replace(self, device=replace(self.device, link_bytes_per_s=bytes_per_s))
 
+    @property
+    def _attention(self) -> Attention:
+        """Of the layers whose KV may leave the pool, which are alike in it."""
+        found = [alike.attention for alike in self.model.layers if alike.may_leave]
+        assert found[0] is not None
+        return found[0]
+
+    def _tokens_per_block(self) -> int:
+        """Return `block_size`, more where a state would not fit a block: vLLM has one pool."""
+        state_bytes = max(alike.state_bytes for alike in self.model.layers)
+        # Ranks divide states; where they have the same KV, blocks are that much larger.
+        token_bytes = self._attention.bytes_per_token * num_copies(
+            self._attention, self.num_devices
+        )
+        num_tokens = -(-state_bytes // token_bytes)
+        return max(1, -(-num_tokens // self.block_size)) * self.block_size
+
+    def _side_windows(self) -> tuple[int, ...]:
+        """Return what each group of layers keeps that never leaves."""
+        found: list[int] = []
+        for alike in self.model.layers:
+            if not alike.may_leave and (alike.attention or alike.state_bytes):
+                window = alike.attention.window if alike.attention else STATE
+                found += [window] * -(-alike.num // self.layers_per_group)
+        return tuple(found)
+
     def shape(self) -> EngineShape:
         """Return the engine's shape. Raises ValueError if the weights leave no room for KV."""
-        model = self.model
-        groups = -(-model.num_hidden_layers // self.layers_per_group)
-        token_bytes = model.kv_bytes_per_token * self.layers_per_group
-        block_bytes = self.block_size * token_bytes
+        attention, block_size = self._attention, self._tokens_per_block()
+        num_moving = sum(alike.num for alike in self.model.layers if alike.may_leave)
+        groups = -(-num_moving // self.layers_per_group)
+        copies = num_copies(attention, self.num_devices)
+        token_bytes = attention.bytes_per_token * copies * self.layers_per_group
+        block_bytes = block_size * token_bytes
         per_position = groups * block_bytes
         if self.pool_tokens is not None:
-            num_blocks = self.pool_tokens // self.block_size * groups
+            num_blocks = self.pool_tokens // block_size * groups
         else:
-            num_blocks = int(self._kv_bytes() / per_position) * groups
+            num_blocks = int(self.kv_bytes / per_position) * groups
         if num_blocks < groups:
             raise ValueError(
                 f"{self.num_devices} x {self.device.title}: no room for KV beside "
-                f"{model.num_parameters * BYTES_PER_ELEMENT / 1e9:.0f} GB of weights"
+                f"{self.model.weight_bytes / 1e9:.0f} GB of weights"
             )
         return EngineShape(
-            num_layers=model.num_hidden_layers,
+            num_layers=num_moving,
             layers_per_group=self.layers_per_group,
-            block_size=self.block_size,
+            block_size=block_size,
             num_blocks=num_blocks,
             block_bytes=block_bytes,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_host_blocks=int(self.host_memory_bytes / per_position) * groups,
             max_model_len=self.max_model_len,
+            side_windows=self._side_windows(),
+            max_in_flight_tokens=2 * self.max_num_batched_tokens,  # it schedules ahead
         )
 
-    def _kv_bytes(self) -> float:
+    @property
+    def kv_bytes(self) -> float:
+        """What all devices together have for KV."""
         usable = self.device.memory_bytes * (1.0 - self.assumptions.reserved_memory_frac)
-        return self.num_devices * usable - self.model.num_parameters * BYTES_PER_ELEMENT
+        return self.num_devices * usable - self.model.weight_bytes
+
+    def side_bytes(self, num_tokens: int) -> int:
+        """Return what of a request of so many tokens never leaves, over all devices."""
+        shape = self.shape()
+        num_blocks = side_blocks(shape.geometry, num_tokens=num_tokens, num_new_tokens=1)
+        return num_blocks * shape.block_bytes
 
     def machine(self) -> Machine:
         given = self.assumptions
         return Machine(
-            costs=Roofline(
-                model=self.model,
-                device=self.device,
-                assumptions=given,
-                num_devices=self.num_devices,
-            ),
+            costs=self._costs(),
             link_bytes_per_s=self.num_devices
             * self.device.link_bytes_per_s
             * given.link_efficiency,
@@ -87,12 +125,25 @@ class Deployment:
             schedules_ahead=True,
         )
 
+    def _costs(self) -> Costs:
+        given = self.assumptions
+        costs = Roofline(
+            model=self.model,
+            device=self.device,
+            assumptions=given,
+            num_devices=self.num_devices,
+        )
+        if self.tokens_per_step == 1.0:
+            return costs
+        speculation = Speculation.of(self.tokens_per_step, draft_frac=given.draft_frac)
+        return SpeculativeCosts(costs=costs, speculation=speculation)
+
     def base_tbt_s(self) -> float:
         """Return OrbitFlow's base SLO (section 5.1), without noise.
 
         The decode latency of the longest request that fits the pool with nothing offloaded.
         """
         shape, costs = self.shape(), self.machine().costs
-        longest = shape.num_blocks // shape.num_groups * shape.block_size
+        longest = pool_tokens(shape)
         load = StepLoad(num_decodes=1, num_context_tokens=min(longest, self.max_model_len))
         return resident_step_s(costs, load, num_layers=shape.num_layers)

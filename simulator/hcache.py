@@ -7,7 +7,7 @@ queries n is 0, and what remains is `vllm-swap`. The policy is the laboratory's.
 """
 
 from simulator.deployment import Deployment
-from simulator.device.hardware import BYTES_PER_ELEMENT
+from simulator.device.hardware import BYTES_PER_ELEMENT, Model
 from simulator.memory.moves import WayBack
 
 PRESET = "lab.policies.presets:HCACHE"
@@ -16,6 +16,7 @@ PRESET = "lab.policies.presets:HCACHE"
 def way_back(deployment: Deployment) -> WayBack:
     """Return the quickest split of layers between hidden states and KV."""
     model, machine, given = deployment.model, deployment.machine(), deployment.assumptions
+    assert isinstance(model, Model), "of other models nothing is projected here"
     degree, num_layers = deployment.num_devices, model.num_hidden_layers
     kv_bytes = model.kv_bytes_per_token
     state_bytes = degree * model.hidden_size * BYTES_PER_ELEMENT  # every device needs all of it

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from services.placement.types import EngineShape, Link, Profile
 from simulator.device.costs import StepLoad, resident_step_s
 from simulator.engine.engine import Machine
+from simulator.memory.room import pool_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ class MeasuredDeployment:
 
     def base_tbt_s(self) -> float:
         """Return the decode latency of the longest request that fits with nothing offloaded."""
-        longest = self.engine.num_blocks // self.engine.num_groups * self.engine.block_size
+        longest = pool_tokens(self.engine)
         longest = min(longest, self.engine.max_model_len or longest)
         load = StepLoad(num_decodes=1, num_context_tokens=longest)
         costs = self.machine().costs

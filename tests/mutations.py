@@ -566,6 +566,27 @@ MUTATIONS = (
         ("tests/unit/placement/run/test_reader_capacity.py",),
     ),
     Mutation(
+        "windows take no room of readers'",
+        "services/placement/run/reader_capacity.py",
+        "engine.num_blocks // (num_blocks + num_side)",
+        "engine.num_blocks // num_blocks",
+        ("tests/unit/placement/run/test_reader_capacity.py",),
+    ),
+    Mutation(
+        "a simulated request that gives way has its windows on the host",
+        "simulator/memory/kv.py",
+        "        if self.geometry.side_windows:  # of which there are no copies\n",
+        "        if False:\n",
+        ("tests/unit/simulator/engine/test_sides.py",),
+    ),
+    Mutation(
+        "side groups take no blocks of vLLM's simulated pool",
+        "simulator/memory/shared_pool.py",
+        "        if num_more + num_to_lend > len(self._free):\n",
+        "        if num_more > len(self._free):\n",
+        ("tests/unit/simulator/memory/test_shared_pool.py",),
+    ),
+    Mutation(
         "readers make room for any number of prompts at a time",
         "services/placement/run/evenflow.py",
         "if len(prompts) > rules.most_prompts:",
@@ -809,6 +830,13 @@ MUTATIONS = (
         "num_side_blocks=share.num_side_blocks,",
         "num_side_blocks=0,",
         ("tests/unit/simulator/engine/test_guard.py",),
+    ),
+    Mutation(
+        "run policies count on copies without windows",
+        f"{CONTROL}/admission.py",
+        "if self._engine.shape.side_windows:",
+        "if False:",
+        ("tests/unit/simulator/engine/test_engine.py", "-k", "never_leave"),
     ),
 )
 

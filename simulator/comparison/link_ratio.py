@@ -7,6 +7,7 @@ from services.placement.link_ratio import link_ratio
 from services.placement.types import EngineShape
 from simulator.device.costs import StepLoad, resident_step_s
 from simulator.engine.engine import Machine
+from simulator.memory.room import pool_tokens
 from simulator.workload import ArrivingRequest
 
 
@@ -17,9 +18,9 @@ def workload_link_ratio(
 
     The step is that of a pool full of requests of the workload's mean length.
     """
-    pool_tokens = shape.num_blocks // shape.num_groups * shape.block_size
     mean = fmean(r.num_prompt_tokens + r.num_output_tokens / 2 for r in requests)
-    num_requests = max(1, min(shape.max_num_seqs, int(pool_tokens / mean)))
+    num_held = int(pool_tokens(shape, request_tokens=max(1, int(mean))) / mean)
+    num_requests = max(1, min(shape.max_num_seqs, num_held))
     load = StepLoad(num_decodes=num_requests, num_context_tokens=int(num_requests * mean))
     return link_ratio(
         link_bytes_per_s=machine.link_bytes_per_s,

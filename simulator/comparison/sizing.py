@@ -15,6 +15,8 @@ from services.placement.types import RequestId
 from simulator.deployment import Deployment
 from simulator.device.costs import StepLoad, prompt_alone_s, resident_step_s
 from simulator.engine.records import RunRecord
+from simulator.memory.room import pool_tokens, request_blocks
+from simulator.models.types import is_dense
 from simulator.report.figures import figures, quantile
 from simulator.workload import ArrivingRequest
 
@@ -95,23 +97,33 @@ def room_for(deployment: Deployment, readers: Readers) -> ReaderCapacity:
 def _step_costs(deployment: Deployment, num_prompt_tokens: int) -> StepCosts:
     """Return the costs of a step by a short one, one that reads the pool, and a prompt alone."""
     shape, costs = deployment.shape(), deployment.machine().costs
-    num_pool_tokens = shape.num_blocks // shape.num_groups * shape.block_size
-
-    num_layers = shape.num_layers
+    num_pool_tokens, num_layers = pool_tokens(shape), shape.num_layers
     short = StepLoad(num_decodes=1)
     full = StepLoad(num_decodes=1, num_context_tokens=num_pool_tokens)
     base_s, full_s = (resident_step_s(costs, one, num_layers=num_layers) for one in (short, full))
     prompt_s = prompt_alone_s(
         costs, num_prompt_tokens, num_layers=num_layers, max_tokens=shape.max_num_batched_tokens
     )
+    context_s = (full_s - base_s) / num_pool_tokens
     return StepCosts(
         outside_s=costs.outside_s(short),
         base_s=base_s,
-        token_s=0.0,
-        context_s=(full_s - base_s) / num_pool_tokens,
+        token_s=0.0 if is_dense(deployment.model) else _token_s(deployment, base_s, context_s),
+        context_s=context_s,
         chunk_base_s=0.0,
         chunk_token_s=prompt_s / num_prompt_tokens,
     )
+
+
+def _token_s(deployment: Deployment, base_s: float, context_s: float) -> float:
+    """Return what one more request takes: its experts, windows and states, as in a full step."""
+    shape, costs = deployment.shape(), deployment.machine().costs
+    num_tokens = deployment.max_model_len
+    number = max(1, min(shape.max_num_seqs, shape.num_blocks // request_blocks(shape, num_tokens)))
+    num_context = number * num_tokens
+    load = StepLoad(num_decodes=number, num_context_tokens=num_context)
+    step_s = resident_step_s(costs, load, num_layers=shape.num_layers)
+    return max(0.0, step_s - base_s - context_s * num_context) / number
 
 
 def largest_held(

@@ -1,11 +1,15 @@
 """Devices, models and assumptions, as the data files state them."""
 
+import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
+
+from simulator.models.types import Attention, Layers, Weights
 
 BYTES_PER_ELEMENT = 2  # weights and KV in 16 bits
 
@@ -21,6 +25,7 @@ class Device:
     link_bytes_per_s: float  # to the host, one direction
     peer_bytes_per_s: float  # to the other GPUs of its group, one direction
     source: str
+    fp8_flops_per_s: float | None = None  # dense; None: it has no FP8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +62,43 @@ class Model:
         """K and V of one token in one layer."""
         return 2 * self.num_key_value_heads * self.head_dim * BYTES_PER_ELEMENT
 
+    @property
+    def layers(self) -> tuple[Layers, ...]:
+        return _dense_layers(self)
+
+    @property
+    def head(self) -> Weights:
+        return _in_16_bits(self.num_head_parameters)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.num_parameters * BYTES_PER_ELEMENT
+
+    @property
+    def computes_in_fp8(self) -> bool:
+        return False
+
+    @property
+    def guesses(self) -> tuple[str, ...]:
+        return ()
+
+
+def _in_16_bits(num_parameters: int) -> Weights:
+    return Weights(num=num_parameters, num_bytes=num_parameters * BYTES_PER_ELEMENT)
+
+
+@cache
+def _dense_layers(model: Model) -> tuple[Layers, ...]:
+    flops = 4 * model.num_attention_heads * model.head_dim
+    attention = Attention(
+        bytes_per_token=model.kv_bytes_per_token,
+        flops_per_pair=flops,
+        prompt_flops_per_pair=flops,
+        num_shards=model.num_key_value_heads,
+    )
+    weights = _in_16_bits(model.num_layer_parameters)
+    return (Layers(num=model.num_hidden_layers, weights=weights, attention=attention),)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
@@ -70,6 +112,7 @@ class Assumptions:
     outside_s: float
     all_reduce_latency_s: float
     copy_slowdown_frac: float
+    draft_frac: float
     reserved_memory_frac: float
     compute_noise_frac: float
     link_noise_frac: float
@@ -96,12 +139,46 @@ def link_rates() -> Mapping[str, float]:
 
 
 def device(name: str) -> Device:
-    """Return a device. Raises KeyError for an unknown name."""
-    data = data_file("devices.toml")
-    fields = dict(data["devices"][name])
-    link_bytes_per_s = data["links"][fields.pop("link")]
-    fields.setdefault("peer_bytes_per_s", link_bytes_per_s)
-    return Device(link_bytes_per_s=link_bytes_per_s, **fields)
+    """Return a device by its name, however it is spaced. Raises KeyError for an unknown name."""
+    data = data_file("devices.toml")["devices"]
+    known = {_bare(one): one for one in data}
+    return _device(data[known[_bare(name)]])
+
+
+def device_from(path: Path) -> Device:
+    """Return the device that a TOML or JSON file describes, by the fields of `devices.toml`.
+
+    Raises ValueError where it does not, in a sentence.
+    """
+    try:
+        text = path.read_text()
+        stated = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+        return _device({"title": path.stem, "source": str(path), **stated})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} describes no device: {error}") from error
+
+
+def _bare(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def _device(stated: Mapping[str, Any]) -> Device:
+    """Raises KeyError for an unknown link, ValueError for what is no figure of a device."""
+    given = dict(stated)
+    link = given.pop("link", None)
+    if link is not None:
+        given["link_bytes_per_s"] = link_rates()[link]
+    given.setdefault("peer_bytes_per_s", given.get("link_bytes_per_s"))
+    if unknown := given.keys() - {field.name for field in fields(Device)}:
+        raise ValueError(f"unknown fields {', '.join(sorted(unknown))}")
+    for name, value in given.items():
+        if name in ("title", "source"):
+            is_right = isinstance(value, str)
+        else:
+            is_right = isinstance(value, int | float) and value > 0
+        if not is_right:
+            raise ValueError(f"{name} is {value!r}")
+    return Device(**given)
 
 
 def model(name: str) -> Model:

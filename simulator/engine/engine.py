@@ -106,7 +106,7 @@ class Engine:
         self.scheduler = Scheduler(shape, self.h2d, self.d2h, vllm=vllm, rates=self._measured_rates)
         self.scheduler.moves.way_back = machine.way_back
         self.scheduler.caches_prefixes &= caches
-        self.scheduler.moves.trunks.is_on = given.shares_in_pool
+        self.scheduler.moves.trunks.is_on = given.shares_in_pool and not shape.side_windows
         options = given.controller
         self._max_pause_s = options.parameters.max_pause_s
         self._now_s = 0.0

@@ -227,18 +227,14 @@ class Scheduler:
     def fits_alone(self, request: SimulatedRequest) -> bool:
         """Return whether an empty engine could bring a request to its end."""
         total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
-        beside = side_blocks(
-            self.geometry,
-            num_tokens=total,
-            num_new_tokens=min(total, self.shape.max_num_batched_tokens),
-        )
-        whole = num_request_blocks(self.geometry, RESIDENT, num_tokens=total) + beside
-        if whole <= self.pool.num_blocks:
+        num_side = side_blocks(self.geometry, num_tokens=total, num_new_tokens=total)
+        num_blocks = self.pool.num_blocks - num_side
+        if num_request_blocks(self.geometry, RESIDENT, num_tokens=total) <= num_blocks:
             return True
-        least = min_request_blocks(self.geometry, num_tokens=total) + beside
+        least = min_request_blocks(self.geometry, num_tokens=total)
         least += 2 * self.geometry.num_groups  # an open block each, and one on its way to the host
         on_host = num_host_blocks(self.geometry, request) <= self.host.num_blocks
-        return self.offloads and on_host and least <= self.pool.num_blocks
+        return self.offloads and on_host and least <= num_blocks
 
     def _admit(self, budget: int) -> bool:
         """Move the first in line to the running requests if its whole prompt has room."""

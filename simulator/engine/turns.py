@@ -28,9 +28,11 @@ class Turn:
 def load_of(turns: Sequence[Turn]) -> StepLoad:
     """Return what a step computes."""
     decodes = [turn for turn in turns if turn.is_decode]
+    contexts = tuple(turn.num_before + 1 for turn in decodes)
     return StepLoad(
         num_decodes=len(decodes),
-        num_context_tokens=sum(turn.num_before + 1 for turn in decodes),
+        num_context_tokens=sum(contexts),
+        contexts=contexts,
         chunks=tuple((t.num_tokens, t.num_before) for t in turns if not t.is_decode),
         recomputed=tuple(t.num_recomputed for t in turns if t.num_recomputed),
     )

@@ -10,7 +10,8 @@ the holder's offloaded groups take turns in. Full blocks that a chunk of a promp
 to the buffers. A group on its way back owns its whole row already; one that leaves meanwhile may be
 counted with a block more than the executor has. A request that does not run may be *asleep*:
 without buffers. Leading positions of one with nothing offloaded may be *uncached*: all groups share
-one block each, and every step computes them anew.
+one block each, and every step computes them anew. Side groups, which never leave, are counted
+apart: where there are any, nothing is left of a request that gives way, and no two share anything.
 """
 
 from collections import deque
@@ -39,9 +40,9 @@ class KVState:
     buffer_length: int = 0  # up to which a buffer has a block for each position of its own
     wanted_buffers: int = 1  # that the placement asks for
     num_uncached: int = 0  # leading positions that all groups share a block for
-    num_in_step: int = 0  # of its tokens, those that its last step computes
     asleep: bool = False  # does not run, and has no buffers
     mirrored: bool = False  # has room on the host
+    num_side_blocks: int = 0  # of the pool, in groups that never leave
     # Per group, with those of its trunks, whether these are there or not:
     num_copied_blocks: int = 0  # leading ones, complete copies
     num_sent_blocks: int = 0  # leading ones, copies ordered
@@ -111,15 +112,6 @@ class KVState:
         return (self.geometry.num_groups - 1) * self.num_uncached
 
     @property
-    def num_side_blocks(self) -> int:
-        """Blocks of groups that never leave, beside those of `num_owned`."""
-        if not self.geometry.side_windows:
-            return 0
-        return side_blocks(
-            self.geometry, num_tokens=self.num_tokens, num_new_tokens=self.num_in_step
-        )
-
-    @property
     def num_owned_when_copied(self) -> int:
         """Blocks of the pool once copies to the host that are under way are complete."""
         staging = self.num_staging_groups
@@ -142,7 +134,8 @@ class KVState:
     @property
     def is_parked(self) -> bool:
         """Whether all that it has is on the host, and nothing is on its way back."""
-        return self.asleep and not self.num_owned and not self.trunks
+        is_out = not self.num_owned and not self.num_side_blocks
+        return self.asleep and is_out and not self.trunks
 
     @property
     def view(self) -> KVView:
@@ -161,20 +154,14 @@ class KVState:
         )
 
     def num_new(self, num_tokens: int) -> int:
-        """Return the blocks that room for so many tokens takes, those to wake up not counted."""
+        """Return the blocks that room for so many tokens takes, those to wake up not counted.
+
+        Fewer than none where a window has left more behind.
+        """
+        num_more = self._num_side(num_tokens) - self.num_side_blocks
         rows, more = self._rows(num_tokens)
-        if self.geometry.side_windows:
-            return self._num_new_of_sides(num_tokens) + self._num_new_own(num_tokens, rows, more)
-        return self._num_new_own(num_tokens, rows, more)
-
-    def _num_new_of_sides(self, num_tokens: int) -> int:
-        num_in_step = num_tokens - self.num_tokens
-        after = side_blocks(self.geometry, num_tokens=num_tokens, num_new_tokens=num_in_step)
-        return after - self.num_side_blocks
-
-    def _num_new_own(self, num_tokens: int, rows: int, more: int) -> int:
         if more <= 0:
-            return 0
+            return num_more
         direct = self._direct_end(num_tokens)
         staging = self.num_staging_groups
         new = (self.geometry.num_groups - staging) * more + staging * (rows - direct)
@@ -182,7 +169,14 @@ class KVState:
             new += self.num_buffers * max(0, direct - self.buffer_length)
             if self.asleep:  # it wakes up with one buffer
                 new += direct - self.num_rows
-        return new
+        return new + num_more
+
+    def _num_side(self, num_tokens: int) -> int:
+        """Return the blocks of side groups once a step computes up to so many tokens."""
+        num_new = num_tokens - self.num_tokens
+        if num_new <= 0:
+            return self.num_side_blocks
+        return side_blocks(self.geometry, num_tokens=num_tokens, num_new_tokens=num_new)
 
     def _rows(self, num_tokens: int) -> tuple[int, int]:
         rows = -(-num_tokens // self.geometry.block_size)
@@ -195,13 +189,13 @@ class KVState:
 
     def grow(self, num_tokens: int) -> None:
         """Take the blocks of `num_new`."""
+        self.num_side_blocks = self._num_side(num_tokens)
         rows, more = self._rows(num_tokens)
         if more > 0 and self.offloaded:
             direct = self._direct_end(num_tokens)
             if direct > self.num_rows:
                 self.buffer_length = max(self.buffer_length, direct)
             self.own = (*self.own, *range(direct, rows))
-        self.num_in_step = max(0, num_tokens - self.num_tokens)
         self.num_tokens = max(self.num_tokens, num_tokens)
 
     def uncache(self, num_blocks: int, *, num_free: int) -> None:
@@ -278,11 +272,8 @@ class KVState:
         return True
 
     def parked(self) -> "KVState | None":
-        """Return what is left of it out of the pool: positions that every group has a copy of.
-
-        Nothing where some groups have none.
-        """
-        if self.geometry.side_windows:
+        """Return what is left of it out of the pool: positions that every group has a copy of."""
+        if self.geometry.side_windows:  # of which there are no copies
             return None
         return on_host_only(self, self.num_host_blocks) if self.num_host_blocks else None
 

@@ -68,7 +68,8 @@ class CountedMoves:
         return chain((kv for kv in kvs if kv is not None), self.trunks.all)
 
     def idle(self, but: Collection[RequestRecord[KVState]]) -> list[KVState]:
-        others = [r for r in self._live() if r.record.kv and r.kv.num_owned and r.record not in but]
+        live = (r for r in self._live() if r.record.kv and r.record not in but)
+        others = [r for r in live if r.kv.num_owned or r.kv.num_side_blocks]
         others = sorted(reversed(others), key=lambda request: -request.record.num_deposited_tokens)
         trunks = [
             trunk
@@ -81,7 +82,7 @@ class CountedMoves:
         return self.requests[RequestId(kv.request_id)]
 
     def num_new(self, kv: KVState, num_tokens: int) -> int:
-        return kv.num_new(num_tokens)
+        return max(0, kv.num_new(num_tokens))  # what a window leaves behind is not free yet
 
     def num_side_blocks(self, kv: KVState) -> int:
         return kv.num_side_blocks

@@ -15,7 +15,8 @@ class PoolLedger(BlockLedger):
     num_left: int = 0  # free blocks whose KV may be found
     _left: OrderedDict[Hashable, set[int]] = field(default_factory=OrderedDict)  # groups, by key
 
-    def set_owned(self, owner: RequestId, num_blocks: int) -> bool:
+    def set_owned(self, owner: RequestId, num_blocks: int, *, num_side: int = 0) -> bool:
+        """As every ledger's; `num_side`: those of the blocks that are of side groups."""
         taken = BlockLedger.set_owned(self, owner, num_blocks)
         self._forget_the_taken()
         return taken

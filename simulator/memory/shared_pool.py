@@ -30,17 +30,23 @@ class SharedPool(PoolLedger):
     _rows: dict[RequestId, list[Position]] = field(default_factory=dict)
     _free: OrderedDict[Position, None] = field(default_factory=OrderedDict)  # as they go
     _by_key: dict[Hashable, list[Position]] = field(default_factory=dict)  # the oldest first
+    _sides: dict[RequestId, int] = field(default_factory=dict)  # blocks of side groups
+    _num_lent: int = 0  # positions whose blocks side groups have
 
     def __post_init__(self) -> None:
         PoolLedger.__post_init__(self)
         self._free.update((Position(), None) for _ in range(self.num_blocks // self.num_groups))
 
-    def set_owned(self, owner: RequestId, num_blocks: int) -> bool:
-        row = self._rows.setdefault(owner, [])
-        num_more = num_blocks // self.num_groups - len(row)
+    def set_owned(self, owner: RequestId, num_blocks: int, *, num_side: int = 0) -> bool:
+        row = self._rows.get(owner, [])
+        num_more = (num_blocks - num_side) // self.num_groups - len(row)
         assert num_more >= 0, "a row gets shorter only by its request's leaving"
-        if num_more > len(self._free):
+        num_sides = sum(self._sides.values()) - self._sides.get(owner, 0) + num_side
+        num_to_lend = -(-num_sides // self.num_groups) - self._num_lent
+        if num_more + num_to_lend > len(self._free):
             return False
+        self._set_side(owner, num_side)
+        self._rows[owner] = row
         row.extend(self._take() for _ in range(num_more))
         self._count(owner)
         return True
@@ -50,6 +56,21 @@ class SharedPool(PoolLedger):
         self._forget(position)
         position.num_users = 1
         return position
+
+    def _set_side(self, owner: RequestId, num_side: int) -> None:
+        """Let an owner have so many blocks of side groups: the blocks of free positions."""
+        if num_side == self._sides.get(owner, 0):
+            return
+        self._sides[owner] = num_side
+        num_lent = -(-sum(self._sides.values()) // self.num_groups)
+        while self._num_lent < num_lent:
+            self._forget(self._free.popitem(last=False)[0])
+            self._num_lent += 1
+        while self._num_lent > num_lent:
+            position = Position()
+            self._free[position] = None
+            self._free.move_to_end(position, last=False)
+            self._num_lent -= 1
 
     def _forget(self, position: Position) -> None:
         if position.key is None:
@@ -61,7 +82,12 @@ class SharedPool(PoolLedger):
         position.key = None
 
     def _count(self, owner: RequestId) -> None:
-        self.owned[owner] = self.num_groups * len(self._rows[owner])
+        num_side = self._sides.get(owner, 0)
+        self.owned[owner] = self.num_groups * len(self._rows[owner]) + num_side
+        self._count_free()
+
+    def _count_free(self) -> None:
+        """What side groups leave of positions is not free: rows take whole ones."""
         self.num_free = self.num_groups * len(self._free)
 
     def release(self, owner: RequestId) -> None:
@@ -76,7 +102,9 @@ class SharedPool(PoolLedger):
         for position in reversed(nameless):
             self._free.move_to_end(position, last=False)
         self.owned.pop(owner, None)
-        self.num_free = self.num_groups * len(self._free)
+        self._set_side(owner, 0)
+        self._sides.pop(owner, None)
+        self._count_free()
 
     # -- the prefix cache ----------------------------------------------------------------------
 
@@ -114,7 +142,8 @@ class SharedPool(PoolLedger):
         """Raise AssertionError if positions were lost or made, or others are found than filled."""
         used = {position for row in self._rows.values() for position in row}
         assert used.isdisjoint(self._free)
-        assert self.num_groups * (len(used) + len(self._free)) == self.num_blocks
+        assert self.num_groups * (len(used) + len(self._free) + self._num_lent) == self.num_blocks
+        assert 0 <= self.num_groups * self._num_lent - sum(self._sides.values()) < self.num_groups
         assert self.num_free == self.num_groups * len(self._free)
         for position in used:
             users = sum(row.count(position) for row in self._rows.values())
@@ -124,4 +153,7 @@ class SharedPool(PoolLedger):
         named = [position for position in (*used, *self._free) if position.key is not None]
         assert len(found) == len(named)
         assert set(found) == set(named)
-        assert self.owned == {o: self.num_groups * len(row) for o, row in self._rows.items()}
+        assert self.owned == {
+            owner: self.num_groups * len(row) + self._sides.get(owner, 0)
+            for owner, row in self._rows.items()
+        }

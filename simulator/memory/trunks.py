@@ -84,8 +84,8 @@ class Trunks(Sharing):
 
     def refresh(self, holder: KVState) -> None:
         """Let the ledger follow a change of a holder that finds its blocks free."""
-        num_owned = holder.num_owned + holder.num_side_blocks
-        taken = self._pool.set_owned(RequestId(holder.request_id), num_owned)
+        owner, num_side = RequestId(holder.request_id), holder.num_side_blocks
+        taken = self._pool.set_owned(owner, holder.num_owned + num_side, num_side=num_side)
         assert taken, "blocks were taken that were not free"
 
     # -- what requests have in common ------------------------------------------------------------

@@ -22,16 +22,23 @@ def decide_beside(
     """Give a turn to one of `large` and those that share with it, or return `decide` of the others.
 
     One runs while no other request wants to, or when it has waited for long; then for one turn.
+    Where whoever leaves is computed again, it runs to its end, and others are sent away for it.
     """
     others = [request for request in snapshot.requests if request not in large]
     now = next((request for request in large if request.runs), None)
     first = now or max(large, key=_waited_s)
     if now is None:
         has_turn = _waited_s(first) > rules.aside_patience_s and all(
-            r.has_begun and snapshot.is_saved(r, unsaved_blocks=rules.unsaved_blocks)
+            r.has_begun
+            and (
+                snapshot.is_nothing_kept
+                or snapshot.is_saved(r, unsaved_blocks=rules.unsaved_blocks)
+            )
             for r in others
             if r.runs
         )
+    elif snapshot.is_nothing_kept:
+        has_turn = True
     else:
         turn_s = rules.aside_turn_s if now.num_parks else rules.aside_leave_s
         has_turn = not now.has_begun or now.run_age_s < turn_s

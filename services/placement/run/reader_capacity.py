@@ -6,6 +6,7 @@ By the promise that the policy itself gives, of requests that are alike.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from services.placement.blocks import side_blocks
 from services.placement.run.promise import Limit, Promise, can_take_turns
 from services.placement.run.types import RunPhase, RunRequest, RunSnapshot, StepCosts
 from services.placement.types import EngineShape, RequestId
@@ -107,9 +108,14 @@ def reader_capacity(
         takes_turns = can_take_turns(snapshot, members)
         return Promise(snapshot).limit(members) if takes_turns else Limit.POOL
 
-    most, what = _most(limit)
     num_blocks = engine.num_groups * -(-(readers.num_tokens + 1) // engine.block_size)
-    num_held = min(engine.max_num_seqs, engine.num_blocks // num_blocks)
+    num_side = side_blocks(engine.geometry, num_tokens=readers.num_tokens + 1, num_new_tokens=1)
+    num_fitting = engine.num_blocks // (num_blocks + num_side)
+    num_held = min(engine.max_num_seqs, num_fitting)
+    if engine.side_windows:  # of which the host has no copies: turns would be computed again
+        most, what = num_held, Limit.POOL if num_held == num_fitting else Limit.SEATS
+    else:
+        most, what = _most(limit)
     return ReaderCapacity(
         num_tokens=readers.num_tokens,
         rate_tps=readers.rate_tps,

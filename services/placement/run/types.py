@@ -185,6 +185,11 @@ class RunSnapshot:
         there = (RunPhase.RUNNING, RunPhase.RETURNING)
         return {part for r in self.requests if r.phase in there for part in r.prefixes}
 
+    @property
+    def is_nothing_kept(self) -> bool:
+        """Whether a request that leaves is computed again: some layers' KV is never copied."""
+        return bool(self.engine.side_windows)
+
     def is_saved(self, request: RunRequest, *, unsaved_blocks: int) -> bool:
         """Return whether all but its newest `unsaved_blocks` per layer group have a host copy."""
         num_unsaved = request.num_tokens - request.num_host_tokens

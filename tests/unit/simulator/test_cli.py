@@ -6,6 +6,7 @@ import re
 from typer.testing import CliRunner
 
 from simulator.cli import app
+from tests.model_configs import GPT_OSS_20B, LLAMA_3_8B
 
 HEURISTIC = "lab.policies.presets:DYNAMIC_HEURISTIC"
 SMALL = ["--model", "llama-3-8b", "--device", "a5000", "--pool-tokens", "1024"]
@@ -136,3 +137,59 @@ def test_a_trace_comes_at_any_rate(tmp_path) -> None:
     assert result.exit_code == 0, result.output
     # Two gaps of 20 s and of 1 s.
     assert (round(slow["end_s"]), round(fast["end_s"])) == (40, 2)
+
+
+def test_a_config_is_sized_as_the_model_of_its_name(tmp_path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(LLAMA_3_8B))
+    asked = ("--device", "A5000", "--pool-tokens", "1024", "--context", "400", "--answer", "40",
+             "--policy", "vllm", "--max-readers", "2")  # fmt: skip
+    named, read = (call("size", "--model", one, *asked).output for one in ("llama-3-8b", config))
+
+    assert named.splitlines()[0] == read.splitlines()[0]
+    assert named.splitlines()[-1] == read.splitlines()[-1]
+    assert "8.03 G parameters" in named
+    assert "8.03 G parameters" in read
+    assert "counted from config.json" in read
+
+
+def test_a_model_with_windows_is_sized_and_simulated(tmp_path) -> None:
+    config, device = tmp_path / "config.json", tmp_path / "small.toml"
+    config.write_text(json.dumps(GPT_OSS_20B))
+    device.write_text(
+        "memory_bytes = 16e9\nmemory_bytes_per_s = 500e9\nflops_per_s = 90e12\nlink = 'pcie4x16'"
+    )
+    small = ("--model", str(config), "--device-file", str(device), "--pool-tokens", "4096")
+    path = tmp_path / "size.json"
+    size = call(
+        "size", *small, "--context", "400", "--answer", "40", "--policy", "vllm", "--policy",
+        "evenflow", "--max-readers", "4", "--tokens-per-step", "1.5", "--json", str(path),
+    )  # fmt: skip
+    simulated = call(
+        "simulate", *small, "--policy", "vllm", "--policy", "orbitflow", "--lengths", "alpaca",
+        "--rate", "1", "--num-requests", "6", "--jobs", "1",
+    )  # fmt: skip
+
+    assert size.exit_code == 0, size.output
+    assert "12 with a window of 128 tokens" in size.output
+    assert "1.5 tokens per step" in size.output
+    assert json.loads(path.read_text())["deployment"]["model"]["layers"][1]["num"] == 12
+    assert simulated.exit_code == 0, simulated.output
+    assert "guess: each token's experts" in simulated.output
+
+
+WRONG = [
+    (["--model", "nothing", "--device", "h100"], "'nothing' is no model"),
+    (["--model", "llama-3-8b", "--device", "h1000"], "--device-file takes another"),
+    (["--model", "llama-3-8b", "--device-file", "nowhere.toml"], "describes no device"),
+    (["--model", "llama-3-8b"], "give --model and --device or --device-file"),
+]
+
+
+def test_what_is_not_found_is_said_in_a_sentence() -> None:
+    for given, said in WRONG:
+        result = call("size", *given, "--context", "400")
+        output = " ".join(result.output.replace("│", " ").split())
+
+        assert result.exit_code == 2
+        assert said in output

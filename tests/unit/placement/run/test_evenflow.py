@@ -466,3 +466,38 @@ def test_groups_that_never_leave_count_by_what_is_in_flight() -> None:
     assert snapshot.num_blocks(decodes, growth=1) == own + 4 + 1
     assert snapshot.num_blocks(comes, growth=1) == own + 35 + 1
     assert snapshot.num_blocks_of([decodes, comes], growth=1) == 2 * own + 4 + 35 + 2
+
+
+SIDES = make_engine(side_windows=(32,), max_in_flight_tokens=512)
+
+
+def unsaved(name: str, num_tokens: int, **overrides) -> RunRequest:
+    """Return one that decodes, of which nothing is kept on the host."""
+    given = {"num_host_tokens": 0, "num_computed_tokens": num_tokens + 8}
+    return runs(name, num_tokens, **(given | overrides))
+
+
+def test_nobody_is_sent_away_whose_prompt_would_be_computed_again() -> None:
+    """By their readers both could wait; the newcomer has no room beside them."""
+    rich = {"rate_tps": 5.0, "slack_s": 60.0}
+    new = ask("new", 600, rate_tps=5.0)
+    a, b = unsaved("a", 700, **rich), unsaved("b", 700, **rich)
+
+    decision = decide(make_snapshot(a, b, new, engine=SIDES))
+
+    assert decision.park == frozenset()
+    assert {"a", "b"} <= set(decision.run)
+    saved = (runs(name, 700, **rich) for name in "ab")
+    assert decide(make_snapshot(*saved, new, engine=SIDES)).park == {"b"}
+
+
+def test_one_larger_than_the_pool_has_its_turn_to_its_end_where_leaving_is_computed_again() -> None:
+    waiting = ask("large", 2_000, age_s=61.0)
+    turn = decide(make_snapshot(unsaved("a", 400), waiting, engine=SIDES))
+    assert (turn.run, turn.park) == (("large",), {"a"})
+
+    now = unsaved("large", 2_000, run_age_s=1_000.0)
+    rest = decide(make_snapshot(now, ask("a", 400, age_s=500.0), engine=SIDES))
+    assert rest.run == ("large",)
+    saved = decide(make_snapshot(runs("large", 2_000, run_age_s=1_000.0), ask("a", 400)))
+    assert saved.park == {"large"}

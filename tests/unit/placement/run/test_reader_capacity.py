@@ -1,6 +1,7 @@
 """How many readers an engine has room for, and what keeps it from more."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ READERS = ReadersAlike(num_prompt_tokens=200, num_output_tokens=39)
 
 
 def capacity(
-    readers: ReadersAlike = READERS, *, link_bytes_per_s: float = 1e6, **engine: int
+    readers: ReadersAlike = READERS, *, link_bytes_per_s: float = 1e6, **engine: Any
 ) -> ReaderCapacity:
     return reader_capacity(make_engine(**engine), COSTS, readers, link_bytes_per_s=link_bytes_per_s)
 
@@ -103,3 +104,12 @@ def test_a_sentence_says_what_more_host_memory_would_bring() -> None:
         "33 requests of 239 tokens are read at once at 5 tokens/s (limit: pool). The pool holds 6, "
         "64 GB of host memory keep 33"
     )
+
+
+def test_what_never_leaves_takes_its_room_and_lets_nobody_take_turns() -> None:
+    # 240 tokens have 60 blocks, and two windows of 40 tokens ceil(40 / 16) + 1 = 4 each.
+    found = capacity(side_windows=(40, 40), max_in_flight_tokens=64)
+
+    assert (found.num_held, found.num_sustained, found.limit) == (400 // 68, 400 // 68, Limit.POOL)
+    assert found.wanted_host_bytes == 0
+    assert capacity(side_windows=(40, 40), max_num_seqs=3).limit is Limit.SEATS

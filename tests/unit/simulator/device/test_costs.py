@@ -39,7 +39,8 @@ def test_parameter_counts_are_those_of_the_model_cards(name) -> None:
 
 def test_every_figure_of_a_device_has_a_source() -> None:
     assert set(device_names()) == {
-        "a5000", "a6000", "rtx-4090", "l20", "l4", "a100", "v100", "h100", "h200",
+        "a5000", "a6000", "rtx-3090", "rtx-4090", "rtx-5090", "a10", "l20", "l4", "l40s",
+        "a100", "a100-40", "v100", "h20", "h100", "h200", "b200", "mi300x",
     }  # fmt: skip
     for name in device_names():
         assert device(name).source
@@ -56,6 +57,7 @@ def unit_assumptions(**overrides) -> Assumptions:
         "outside_s": 7.0,
         "all_reduce_latency_s": 2.0,
         "copy_slowdown_frac": 0.0,
+        "draft_frac": 0.0,
         "reserved_memory_frac": 0.5,
         "compute_noise_frac": 0.0,
         "link_noise_frac": 0.0,
@@ -108,10 +110,19 @@ def test_a_long_prompt_is_bound_by_flops() -> None:
 
 
 def test_two_gpus_halve_the_work_and_add_two_all_reduces() -> None:
-    # Work 124 / 2 = 62, overhead 3, and twice 2 s + 2 * (1 / 2) * 4 bytes at 4 bytes/s.
+    # With a second KV head 30 weights, 60 bytes, and 160 of KV: work 220 / 2 = 110, overhead 3, and
+    # twice 2 s + 2 * (1 / 2) * 4 bytes at 4 bytes/s.
+    load = StepLoad(num_decodes=1, num_context_tokens=10)
+    roofline = make_roofline(num_devices=2, model=replace(TINY, num_key_value_heads=2))
+
+    assert roofline.layer_s(load) == pytest.approx(110 + 3 + 2 * (2 + 1))
+
+
+def test_gpus_that_outnumber_the_kv_heads_read_the_same_kv() -> None:
+    # One KV head on two GPUs: weights 44 / 2, KV 80 on each.
     load = StepLoad(num_decodes=1, num_context_tokens=10)
 
-    assert make_roofline(num_devices=2).layer_s(load) == pytest.approx(62 + 3 + 2 * (2 + 1))
+    assert make_roofline(num_devices=2).layer_s(load) == pytest.approx(22 + 80 + 3 + 2 * (2 + 1))
 
 
 def test_all_reduces_take_the_copies_link_where_gpus_have_none_of_their_own() -> None:

@@ -411,7 +411,13 @@ def test_groups_that_never_leave_are_counted_at_every_event(sides: tuple[int, ..
     asked = [request(prompt=80, output=12)]
     asked += [request(f"r{n}", at=5.0 * n, prompt=9 + 3 * n, output=14) for n in range(8)]
 
-    record = run(engine, asked)
+    def check(event: Event) -> None:
+        engine.check_integrity()
+        assert engine.loop.admission is not None
+        seen = engine.loop.admission.snapshot(event.time_s).requests
+        assert all(one.num_host_tokens == 0 for one in seen), "what leaves is computed again"
+
+    record = simulate(engine, asked, after_event=check)
 
     answers = {name: len(instants) for name, instants in by_name(record).items()}
     assert answers == {str(one.request_id): one.num_output_tokens for one in asked}

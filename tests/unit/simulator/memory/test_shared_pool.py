@@ -93,3 +93,43 @@ def test_nothing_changes_where_too_few_are_free(pool: SharedPool) -> None:
     assert not pool.set_owned(ONE, 7 * GROUPS)
     pool.check_integrity()
     assert pool.owned == {ONE: 4 * GROUPS}
+
+
+def test_side_groups_take_the_blocks_of_free_positions(pool: SharedPool) -> None:
+    # A position has two blocks: three of side groups take two positions, and one is left over.
+    assert pool.set_owned(ONE, 2 * GROUPS + 3, num_side=3)
+    pool.check_integrity()
+    assert pool.num_free == 2 * GROUPS
+    assert pool.owned[ONE] == 2 * GROUPS + 3
+
+    assert pool.set_owned(ONE, 2 * GROUPS + 1, num_side=1)
+    pool.check_integrity()
+    assert pool.num_free == 3 * GROUPS
+
+    # The one that is left over is the next request's.
+    assert pool.set_owned(OTHER, 3 * GROUPS + 1, num_side=1)
+    assert pool.num_free == 0
+    assert not pool.set_owned(THIRD, 1, num_side=1)
+    pool.release(ONE)
+    pool.check_integrity()
+    assert pool.num_free == 2 * GROUPS
+    pool.release(OTHER)
+    pool.check_integrity()
+    assert pool.num_free == 6 * GROUPS
+
+
+def test_what_side_groups_take_is_found_no_more(pool: SharedPool) -> None:
+    fill(pool, ONE, "a", "b")
+    pool.release(ONE)
+    assert pool.set_owned(OTHER, 5 * GROUPS, num_side=5 * GROUPS)
+    pool.check_integrity()
+
+    assert begin(pool, THIRD, "a", "b") == 1
+
+
+def test_a_row_grows_into_what_its_side_groups_leave(pool: SharedPool) -> None:
+    assert pool.set_owned(ONE, 4 * GROUPS + 4, num_side=4)
+    assert pool.num_free == 0
+
+    assert pool.set_owned(ONE, 5 * GROUPS + 2, num_side=2)
+    pool.check_integrity()
