@@ -205,20 +205,21 @@ def test_blocks_that_a_state_may_have_had_are_zeroed(
     """A state's bytes may be NaN as KV, and attention multiplies what is behind a row by zero."""
     _, runner = named
     scheduler, blocks = runner.scheduler, runner.scheduler.block_owner.blocks
-    taken, zeroed, take, schedule = set[int](), set[int](), blocks.take_open, scheduler.schedule
+    taken, zeroed, take = set[int](), set[int](), blocks.take_open
+    name_blocks = scheduler._get_new_block_ids_to_zero  # into the step's output
 
     def taking(num_blocks: int) -> list[Any]:
         found = take(num_blocks)
         taken.update(block.block_id for block in found)
         return found
 
-    def scheduling(*args: Any, **kwargs: Any) -> Any:
-        output = schedule(*args, **kwargs)
-        zeroed.update(output.new_block_ids_to_zero or ())
-        return output
+    def naming() -> list[int] | None:
+        named = name_blocks()
+        zeroed.update(named or ())
+        return named
 
     monkeypatch.setattr(blocks, "take_open", taking)
-    monkeypatch.setattr(scheduler, "schedule", scheduling)
+    monkeypatch.setattr(scheduler, "_get_new_block_ids_to_zero", naming)
     runner.run(MIXED[:2])
 
     assert len(taken) >= 8
