@@ -146,7 +146,8 @@ def check_supported(vllm_config: "VllmConfig") -> None:
         ),
         "enable_prefix_caching": vllm_config.cache_config.enable_prefix_caching,
         f"kv_cache_dtype={cache_dtype}": cache_dtype not in COMPARED_KV_DTYPES,
-        "speculative_config": vllm_config.speculative_config is not None,
+        "speculative decoding (speculative_config); serve it without --layerwise-kv: drafts and "
+        "--policy evenflow work there": vllm_config.speculative_config is not None,
         "kv_sharing_fast_prefill": vllm_config.cache_config.kv_sharing_fast_prefill,
         "data_parallel_size": parallel.data_parallel_size > 1,
         "enable_dbo": parallel.enable_dbo,
