@@ -169,3 +169,13 @@ def run_at_random(scheduler: Any, rng: random.Random) -> int:
     assert not scheduler.requests
     assert not scheduler.engine._prefixes._blocks
     return num_preemptions
+
+
+@pytest.mark.logs("policy_without_effect")
+def test_where_no_kv_grows_the_order_is_vllm_s(scheduler: Any) -> None:
+    scheduler.engine._growing.clear()
+
+    scheduler.set_up(ControllerOptions(policy="evenflow"))
+
+    assert scheduler.loop is None
+    assert scheduler.order.decision is None
