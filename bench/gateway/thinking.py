@@ -29,7 +29,7 @@ TOKENS_PER_PART = 1.1  # at most: some tokens are no text yet
 END_BIAS = 1.5  # of the mark's logit: it comes after some hundreds of tokens
 NUM_REQUESTS, NUM_REPEATS = 3, 5
 MAX_RATIO = 1.05
-PACED = {"evenflow": {"consumption_rate_tps": RATE_TPS}}
+PACED = {"evenflow": {"consumption_rate_tps": RATE_TPS, "pace_tail": True}}
 
 
 def measure() -> list[Row]:
