@@ -1,8 +1,7 @@
 """`Engine` on a layer-wise scheduler of vLLM's."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from vllm.v1.request import Request
@@ -19,6 +18,7 @@ from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.side_groups import SideGroups
 from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.kv_options import KVOptions, max_num_active_seqs
+from services.executor.scheduler.engine_requests import EngineRequests
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.sizing import block_geometry, offloadable_groups
 from services.executor.step_messages import CHUNK_BYTES
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 
-class VllmEngine:
+class VllmEngine(EngineRequests):
     """Reads the scheduler and its blocks, and gives them orders."""
 
     def __init__(
@@ -40,7 +40,8 @@ class VllmEngine:
         shape: EngineShape,
         sides: SideGroups | None = None,
     ) -> None:
-        self._scheduler, self._transfers, self._guard = scheduler, transfers, guard
+        super().__init__(scheduler, transfers.owner.records)
+        self._transfers, self._guard = transfers, guard
         self._owner, self._options = transfers.owner, KVOptions.of(scheduler.vllm_config)
         self._shape, self._sides = shape, sides  # None: all groups may leave
 
@@ -53,28 +54,6 @@ class VllmEngine:
         return shape
 
     # -- its requests ------------------------------------------------------------------------
-
-    @property
-    def records(self) -> Mapping[str, RequestRecord[RequestKV]]:
-        return self._owner.records
-
-    @property
-    def running(self) -> Sequence[Request]:
-        return self._scheduler.running
-
-    @property
-    def waiting(self) -> Sequence[Request]:
-        waiting: Sequence[Request] = self._scheduler.waiting
-        return waiting
-
-    @property
-    def live(self) -> Iterable[Request]:
-        scheduler = self._scheduler
-        return chain(scheduler.running, scheduler.kv_holding_waiting, scheduler.waiting)
-
-    @property
-    def num_places(self) -> int:
-        return max(0, self._scheduler.max_num_active_reqs - len(self._scheduler.running))
 
     def need_of(self, request: Request) -> Need[RequestKV]:
         record = self._owner.records[request.request_id]

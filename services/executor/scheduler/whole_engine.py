@@ -4,9 +4,9 @@ Who leaves has no copy that is counted on: it is computed again, but for what vL
 cache. Groups whose KV does not grow with a request, windows and states, are side groups.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import Any
 
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
@@ -22,19 +22,20 @@ from services.control.types import Links
 from services.executor.blocks.residency import RequestKV
 from services.executor.kv_options import max_num_active_seqs
 from services.executor.scheduler.common_prefixes import CommonPrefixes
+from services.executor.scheduler.engine_requests import EngineRequests
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.sizing import side_window
 from services.placement.blocks import STATE
 from services.placement.types import EngineShape
 
 
-class WholeEngine:
+class WholeEngine(EngineRequests):
     """Reads a scheduler of vLLM's, and sends requests away."""
 
     def __init__(
         self, scheduler: VllmScheduler, records: Mapping[str, RequestRecord[RequestKV]]
     ) -> None:
-        self._scheduler, self._records = scheduler, records
+        super().__init__(scheduler, records)
         self._managers = scheduler.kv_cache_manager.coordinator.single_type_managers
         self._growing = [one for one in self._managers if isinstance(one, FullAttentionManager)]
         self._fixed = [one for one in self._managers if one not in self._growing]
@@ -79,28 +80,6 @@ class WholeEngine:
         return bool(self._records[request.request_id].holds)
 
     # -- its requests ------------------------------------------------------------------------
-
-    @property
-    def records(self) -> Mapping[str, RequestRecord[RequestKV]]:
-        return self._records
-
-    @property
-    def running(self) -> Sequence[Request]:
-        return self._scheduler.running
-
-    @property
-    def waiting(self) -> Sequence[Request]:
-        waiting: Sequence[Request] = self._scheduler.waiting
-        return waiting
-
-    @property
-    def live(self) -> Iterable[Request]:
-        scheduler = self._scheduler
-        return chain(scheduler.running, scheduler.kv_holding_waiting, scheduler.waiting)
-
-    @property
-    def num_places(self) -> int:
-        return max(0, self._scheduler.max_num_active_reqs - len(self._scheduler.running))
 
     def need_of(self, request: Request) -> Need[RequestKV]:
         record = self._records[request.request_id]
