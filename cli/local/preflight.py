@@ -92,10 +92,19 @@ def require_kind(settings: StackSettings) -> None:
         settings.model,
         read("EVENFLOW_EXECUTOR_REVISION"),
         max_model_len=int(length) if length.isdecimal() else None,
-        engine_args=json.loads(read("EVENFLOW_EXECUTOR_ENGINE_ARGS", "[]")),
+        engine_args=_engine_args(read("EVENFLOW_EXECUTOR_ENGINE_ARGS", "[]")),
     )
     if refusal is not None:
         raise UnsuitedModelError(refusal)
+
+
+def _engine_args(text: str) -> list[str]:
+    """Return what a variable lists; nothing where it is no list, of which the executor tells."""
+    try:
+        listed = json.loads(text)
+    except ValueError:
+        return []
+    return [str(one) for one in listed] if isinstance(listed, list) else []
 
 
 def _require_hub(model: str) -> None:

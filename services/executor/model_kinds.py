@@ -16,10 +16,17 @@ MAY_LEAVE = frozenset({LayerKind.FULL, LayerKind.LATENT})
 # What is beside full attention, always in the pool.
 SIDES = frozenset({LayerKind.WINDOW, LayerKind.STATE})
 SERVED = MAY_LEAVE | SIDES | {LayerKind.NOTHING, LayerKind.UNKNOWN}
+GROWING = frozenset(LayerKind) - {
+    LayerKind.WINDOW,
+    LayerKind.CHUNK,
+    LayerKind.STATE,
+    LayerKind.NOTHING,
+}
 WITHOUT = (
     "serve it without --layerwise-kv (EVENFLOW_EXECUTOR_LAYERWISE_KV): answers are paced as they "
-    "are read, --policy evenflow decides who runs, and no KV goes to the host"
+    "are read, {policy}and no KV goes to the host"
 )
+WITH_POLICY = "--policy evenflow decides who runs, "
 
 
 def refusal_of_files(
@@ -48,7 +55,22 @@ def refused_kind(config: Mapping[str, Any], *, max_model_len: int | None) -> str
     except ValueError:
         return None
     reason = next(_reasons(layers), None)
-    return None if reason is None else f"{reason}; {WITHOUT}"
+    if reason is None:
+        return None
+    policy = WITH_POLICY if any(layer.kind in GROWING for layer in layers) else ""
+    return f"{reason}; {WITHOUT.format(policy=policy)}"
+
+
+def has_kv_that_grows(config: Mapping[str, Any], *, max_model_len: int) -> bool:
+    """Return whether some layers of a model keep the more, the longer a request is.
+
+    Without them run policies have nothing to decide by. True where `config.json` does not tell.
+    """
+    try:
+        layers = as_used(layers_of(config), max_model_len=max_model_len)
+    except ValueError:
+        return True
+    return any(layer.kind in GROWING for layer in layers)
 
 
 def keeps_less(config: Mapping[str, Any], *, max_model_len: int | None) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from vllm.v1.request import Request, RequestStatus
 
 from services.control.options import ControllerOptions
+from services.executor.scheduler import plain_scheduler
 from services.executor.scheduler.plain_scheduler import EvenflowAsyncScheduler, EvenflowScheduler
 from services.pacing.types import ServiceLevel
 from services.placement.run.reason import Reason
@@ -108,6 +109,7 @@ def test_what_a_stopped_reader_s_request_keeps_is_not_the_policy_s_to_give(sched
     assert scheduler.engine.shape.num_blocks == NUM_BLOCKS - 1
 
     scheduler.hold({"held": True})
+    run_step(scheduler)
 
     num_held = -(-scheduler.requests["held"].num_computed_tokens // BLOCK_SIZE)
     assert num_held >= 10
@@ -128,7 +130,10 @@ def test_requests_that_begin_alike_are_counted_once(scheduler: Any) -> None:
     assert {request.phase for request in snapshot.requests} == {RunPhase.NEW}
 
 
-def test_whatever_comes_and_goes_everybody_ends(scheduler: Any) -> None:
+def test_whatever_comes_and_goes_everybody_ends(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_scheduler, "MIN_HELD_S", 0.0)
     num_preemptions = sum(run_at_random(scheduler, random.Random(seed)) for seed in range(8))
 
     assert num_preemptions >= 3
@@ -155,12 +160,12 @@ def run_at_random(scheduler: Any, rng: random.Random) -> int:
             scheduler.finish_requests(rng.choice(live), RequestStatus.FINISHED_ABORTED)
         elif rng.random() < 0.1 and live:
             scheduler.hold({rng.choice(live): rng.random() < 0.5})
-        run_step(scheduler)
+        decided_step(scheduler)
         scheduler.check_integrity()
     scheduler.hold(dict.fromkeys(scheduler.requests, False))
     for _ in range(3_000):
         seen = {name: one.num_preemptions for name, one in scheduler.requests.items()}
-        run_step(scheduler)
+        decided_step(scheduler)
         left = scheduler.requests.items()
         num_preemptions += sum(one.num_preemptions - seen[name] for name, one in left)
         if not seen:

@@ -11,7 +11,7 @@ from services.executor.kv_options import (
     keeps_less_kv,
     layers_per_group,
 )
-from services.executor.model_kinds import layers_in_words
+from services.executor.model_kinds import has_kv_that_grows, layers_in_words
 from services.executor.types import KVFacts
 from services.placement.link_ratio import link_ratio
 from services.placement.presets import ALL_RESIDENT, OPTIMISER, preset_of
@@ -31,7 +31,9 @@ def kv_facts(vllm_config: Any, told: Mapping[str, Any]) -> KVFacts:
     further = vllm_config.additional_config or {}
     is_layerwise = CONFIG_KEY in further
     options = ControllerOptions.of(vllm_config)
-    policy = options.policy if POLICY_KEY in further else STOCK
+    model = vllm_config.model_config
+    acts = has_kv_that_grows(model.hf_config.to_dict(), max_model_len=model.max_model_len)
+    policy = options.policy if acts and POLICY_KEY in further else STOCK
     preset = preset_of(policy)
     deposit = options.parameters.deposit if is_layerwise else None
     num_pool_tokens = _num_pool_tokens(vllm_config, told)

@@ -31,6 +31,9 @@ class CommonPrefixes:
             stretches.append(Stretch(source, number))
         self._paths[request_id] = hashes, stretches
 
+    def knows(self, request_id: str) -> bool:
+        return request_id in self._paths
+
     def stretches(self, request_id: str) -> Sequence[Stretch]:
         """Return what a request begins with, by whose it was first, in hashed blocks."""
         return self._paths[request_id][1]

@@ -20,6 +20,7 @@ from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
 from services.control.plans.planner import Planner
 from services.control.requests.life import State
+from services.control.requests.request_record import RequestRecord
 from services.control.run_order import RunOrder
 from services.control.step_loop import StepLoop
 from services.control.types import Trigger
@@ -29,18 +30,28 @@ from services.executor.scheduler.run_control import RunControl
 from services.executor.scheduler.step_watch import StepWatch
 from services.executor.scheduler.whole_engine import WholeEngine
 from services.placement.presets import Run
+from services.placement.run.reason import Reason
 
 log = structlog.get_logger()
 
 MIN_HELD_S = 1.0  # before a request is computed again for others' sake
 
 
+# Why a run policy lets a request wait for which there is room.
+NOT_FOR_ROOM = frozenset({Reason.IN_HAND, Reason.PROMPTS, Reason.BEHIND, Reason.OTHERS_TURN})
+
+
+def _lacks_room(record: RequestRecord[RequestKV]) -> bool:
+    """Return whether a request in the queue would run if others gave it their blocks."""
+    return not record.is_held and record.why not in NOT_FOR_ROOM
+
+
 class PlainSchedulerMixin(ReaderStateMixin):
     """Leaves blocks to vLLM. Skips requests whose readers have stopped; where there is a run
     policy, that says who is admitted and who leaves.
 
-    Who is held keeps his place and his blocks until others wait for them: then one after the other
-    is preempted, and computed again once his reader goes on.
+    Requests that are held keep their places and their blocks until others wait for them: then one
+    after the other is preempted, and computed again once its reader goes on.
     """
 
     loop: StepLoop | None = None  # asks the run policy
@@ -71,6 +82,7 @@ class PlainSchedulerMixin(ReaderStateMixin):
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         if self.loop is not None:
+            self.engine.look()
             self.loop.before_schedule()
         if self._others_wait:
             self._give_way()
@@ -79,7 +91,7 @@ class PlainSchedulerMixin(ReaderStateMixin):
             output = super().schedule(*args, **kwargs)
         for request in self._admitted(output):
             self.records[request.request_id].enter(State.RUNNING)
-        self._others_wait = any(not self.records[one.request_id].is_held for one in self.waiting)
+        self._others_wait = any(_lacks_room(self.records[one.request_id]) for one in self.waiting)
         self.control.after_step(num_scheduled=output.total_num_scheduled_tokens)
         if self.loop is not None:
             self._report(self.loop, output)

@@ -101,8 +101,8 @@ class RunControl:
         if decision.chunk_tokens is not None and config.enable_chunked_prefill:
             # Decodes come first: a prompt before them would take their part of the budget.
             scheduler.running.sort(key=_is_prompt)
-            num_decodes = sum(not _is_prompt(request) for request in scheduler.running)
-            budget = num_decodes + decision.chunk_tokens
+            decodes = [request for request in scheduler.running if not _is_prompt(request)]
+            budget = sum(map(_num_to_schedule, decodes)) + decision.chunk_tokens
             scheduler.max_num_scheduled_tokens = min(own_budget, budget)
         try:
             yield
@@ -122,6 +122,12 @@ class RunControl:
         for request_id, record in self._records.items():
             queued = record.state.is_queued
             assert queued == (request_id not in running), f"{request_id}: {record.state}"
+
+
+def _num_to_schedule(request: Request) -> int:
+    """Return how many tokens a decode takes of a step: its newest one, and drafts."""
+    num_tokens: int = request.num_tokens_with_spec + request.num_output_placeholders
+    return max(1, num_tokens - int(request.num_computed_tokens))
 
 
 def _is_prompt(request: Request) -> bool:

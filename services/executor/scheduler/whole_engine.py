@@ -1,6 +1,6 @@
 """`Engine` on vLLM's own blocks: no layer of a request leaves the pool without the others.
 
-Who leaves has no copy that is counted on: it is computed again, but for what vLLM finds in its
+No copy of a request that leaves is counted on: it is computed again, but for what vLLM finds in its
 cache. Groups whose KV does not grow with a request, windows and states, are side groups.
 """
 
@@ -40,11 +40,12 @@ class WholeEngine(EngineRequests):
         self._growing = [one for one in self._managers if isinstance(one, FullAttentionManager)]
         self._fixed = [one for one in self._managers if one not in self._growing]
         self._prefixes = CommonPrefixes()
-        self._shape = self._whole_shape()
+        self.shape = self._whole_shape()  # of the pool what can be had at the last look
+        self._num_blocks = self.shape.num_blocks
 
     @property
     def can_plan(self) -> bool:
-        """Whether requests take more of the pool the longer they are: else nobody need leave."""
+        """Whether requests take more of the pool the longer they are: else none needs to leave."""
         return bool(self._growing)
 
     def _whole_shape(self) -> EngineShape:
@@ -67,14 +68,14 @@ class WholeEngine(EngineRequests):
             max_in_flight_tokens=config.max_in_flight_tokens if self._fixed else 0,
         )
 
-    @property
-    def shape(self) -> EngineShape:
-        """Its sizes. Of the pool that counts which requests that are held do not keep."""
+    def look(self) -> None:
+        """Take in which requests are held: what they keep of the pool nobody else can have."""
         held = [one.request_id for one in self._scheduler.running if self._is_held(one)]
-        num_kept = sum(_num_blocks(one, name) for one in self._managers for name in held)
-        if not num_kept:
-            return self._shape
-        return replace(self._shape, num_blocks=max(1, self._shape.num_blocks - num_kept))
+        num_kept = sum(_num_blocks(one, name) for one in self._fixed for name in held)
+        num_kept += sum(len(one.req_to_blocks[name]) for one in self._growing for name in held)
+        num_blocks = max(1, self._num_blocks - num_kept)
+        if num_blocks != self.shape.num_blocks:
+            self.shape = replace(self.shape, num_blocks=num_blocks)
 
     def _is_held(self, request: Request) -> bool:
         return bool(self._records[request.request_id].holds)
@@ -91,8 +92,9 @@ class WholeEngine(EngineRequests):
             record.enter(State.LEAVING)
 
     def arrived(self, request: Request) -> None:
-        """Take in a request and what it begins with."""
-        self._prefixes.add(request.request_id, tuple(request.block_hashes))
+        """Take in a request and what it begins with; one that is here already changes nothing."""
+        if not self._prefixes.knows(request.request_id):
+            self._prefixes.add(request.request_id, tuple(request.block_hashes))
 
     def ended(self, request: Request) -> None:
         self._prefixes.remove(request.request_id)
@@ -118,7 +120,7 @@ class WholeEngine(EngineRequests):
         return None
 
     def stretches(self, request: Request) -> Sequence[Stretch]:
-        hashed, held = self._scheduler.hash_block_size, self._shape.block_size
+        hashed, held = self._scheduler.hash_block_size, self.shape.block_size
         found = self._prefixes.stretches(request.request_id)
         return [one._replace(end=one.end * hashed // held) for one in found]
 

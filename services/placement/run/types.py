@@ -187,8 +187,10 @@ class RunSnapshot:
 
     @property
     def is_nothing_kept(self) -> bool:
-        """Whether a request that leaves is computed again: some layers' KV is never copied."""
-        return bool(self.engine.side_windows)
+        """Whether a request that leaves is computed again: some layers' KV is never copied, or
+        there is no room for copies.
+        """
+        return bool(self.engine.side_windows) or not self.engine.num_host_blocks
 
     def is_saved(self, request: RunRequest, *, unsaved_blocks: int) -> bool:
         """Return whether all but its newest `unsaved_blocks` per layer group have a host copy."""

@@ -142,3 +142,16 @@ def test_one_that_has_given_layers_up_is_called_back_only_where_layers_may_be_aw
     scheduler.control.stop_and_start()
 
     assert (request.num_preemptions == 0) == offloads
+
+
+def test_drafts_of_decodes_are_beside_what_a_step_computes_of_prompts() -> None:
+    engine = ModelFreeEngine()
+    request = engine.add("a", 8)
+    for _ in range(3):
+        engine.step()
+    scheduler = engine.scheduler
+    scheduler.line.obey(decision("a", chunk_tokens=7))
+    request.spec_token_ids = [1, 2, 3]
+
+    with scheduler.control.admitting():
+        assert scheduler.max_num_scheduled_tokens == 1 + 3 + 7
