@@ -136,7 +136,7 @@ class Movers(Agents):
 
 def test_holders_are_split_wherever_they_are_and_trunks_outlive_their_first_users() -> None:
     seen = Seen()
-    for seed in range(6):
+    for seed in range(4):
         sim = Simulation(seed=seed, depth=2 + seed % 2, num_slots=300, num_blocks=110)
         drill = Movers(sim, seen)
         for _ in range(160):
