@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -179,17 +178,13 @@ def simulate(
     deployment = _chosen(
         measured,
         (model, device_file or device),
-        lambda named, on: _deployment(
-            named,
-            on,
-            num_devices=gpus,
-            pool_tokens=pool_tokens or None,
-            host_memory_bytes=int(host_gb * 1e9),
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            tokens_per_step=tokens_per_step,
-        ),
         link,
+        num_devices=gpus,
+        pool_tokens=pool_tokens or None,
+        host_memory_bytes=int(host_gb * 1e9),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        tokens_per_step=tokens_per_step,
     )
     _check_policies(deployment, policy)
     arrivals = Arrivals(cv=cv, burst=burst, num_turns=turns, turn_gap_s=turn_gap_s)
@@ -253,16 +248,16 @@ def _swept(cells: list[Cell], console: Console, jobs: int, cache: Path | None) -
 def _chosen(
     measured: Path | None,
     given: tuple[Model | None, Device | None],
-    make: Callable[[Model, Device], Deployment],
     link: LinkName | None,
+    **settings: Any,
 ) -> Deployment | MeasuredDeployment:
-    """Return the measured engine, or what `make` makes of a model and a device."""
+    """Return the measured engine, or a model on a device. `settings`: fields of `Deployment`."""
     if measured is not None:
         return _measured(measured)
     model, on = given
     if model is None or on is None:
         raise typer.BadParameter("give --model and --device or --device-file, or --measured")
-    deployment = make(model, on)
+    deployment = _deployment(model, on, **settings)
     return deployment if link is None else deployment.with_link(link_rates()[link.value])
 
 
@@ -320,18 +315,14 @@ def size(
     deployment = _chosen(
         None,
         (model, device_file or device),
-        lambda named, on: _deployment(
-            named,
-            on,
-            num_devices=gpus,
-            pool_tokens=pool_tokens or None,
-            host_memory_bytes=int(host_gb * 1e9),
-            max_num_seqs=max_readers,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_model_len=context + answer,
-            tokens_per_step=tokens_per_step,
-        ),
         link,
+        num_devices=gpus,
+        pool_tokens=pool_tokens or None,
+        host_memory_bytes=int(host_gb * 1e9),
+        max_num_seqs=max_readers,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=context + answer,
+        tokens_per_step=tokens_per_step,
     )
     assert isinstance(deployment, Deployment)
     _check_policies(deployment, policy)

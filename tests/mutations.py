@@ -70,9 +70,9 @@ MUTATIONS = (
     ),
     Mutation(
         "a latent's metadata is an earlier step's",
-        f"{EXECUTOR}/plugin/latent_memo.py",
-        "step = (common.query_start_loc, common.seq_lens, common.causal)",
-        "step = (common.causal,)",
+        f"{EXECUTOR}/plugin/step_memo.py",
+        "return common.query_start_loc, common.seq_lens, common.causal",
+        "return (common.causal,)",
         ("tests/unit/executor/plugin/test_latent_memo.py",),
     ),
     Mutation(
@@ -792,8 +792,8 @@ MUTATIONS = (
     Mutation(
         "metadata of another window",
         f"{EXECUTOR}/plugin/flash_attention.py",
-        'getattr(self.kv_cache_spec, "sliding_window", None),',
-        "None,",
+        'window = getattr(self.kv_cache_spec, "sliding_window", None)',
+        "window = None",
         ("tests/unit/executor/plugin/test_flash_attention.py",),
     ),
     Mutation(

@@ -50,11 +50,8 @@ def refused_kind(config: Mapping[str, Any], *, max_model_len: int | None) -> str
 
     `max_model_len`: tokens; a window that is as long is none. None: any number.
     """
-    try:
-        layers = as_used(layers_of(config), max_model_len=max_model_len)
-    except ValueError:
-        return None
-    reason = next(_reasons(layers), None)
+    layers = _layers(config, max_model_len)
+    reason = next(_reasons(layers), None) if layers else None
     if reason is None:
         return None
     policy = WITH_POLICY if any(layer.kind in GROWING for layer in layers) else ""
@@ -66,20 +63,21 @@ def has_kv_that_grows(config: Mapping[str, Any], *, max_model_len: int) -> bool:
 
     Without them run policies have nothing to decide by. True where `config.json` does not tell.
     """
-    try:
-        layers = as_used(layers_of(config), max_model_len=max_model_len)
-    except ValueError:
-        return True
-    return any(layer.kind in GROWING for layer in layers)
+    layers = _layers(config, max_model_len)
+    return not layers or any(layer.kind in GROWING for layer in layers)
 
 
 def keeps_less(config: Mapping[str, Any], *, max_model_len: int | None) -> bool:
     """Return whether some layers keep a window of their KV, or a state; arguments as above."""
+    return any(layer.kind in SIDES for layer in _layers(config, max_model_len))
+
+
+def _layers(config: Mapping[str, Any], max_model_len: int | None) -> Sequence[Layer]:
+    """Return a model's layers as they are used; none where its `config.json` does not tell."""
     try:
-        layers = as_used(layers_of(config), max_model_len=max_model_len)
+        return as_used(layers_of(config), max_model_len=max_model_len)
     except ValueError:
-        return False
-    return any(layer.kind in SIDES for layer in layers)
+        return ()
 
 
 def _reasons(layers: Sequence[Layer]) -> Iterator[str]:
@@ -100,9 +98,8 @@ def _reasons(layers: Sequence[Layer]) -> Iterator[str]:
 
 def layers_in_words(config: Mapping[str, Any], *, max_model_len: int, may_leave: bool) -> str:
     """Return how many layers of each kind a model has, and how many may leave; "" if unknown."""
-    try:
-        layers = as_used(layers_of(config), max_model_len=max_model_len)
-    except ValueError:
+    layers = _layers(config, max_model_len)
+    if not layers:
         return ""
     counts = Counter(layer.kind for layer in layers)
     words = ", ".join(f"{number} of {kind}" for kind, number in counts.items())

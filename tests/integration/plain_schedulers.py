@@ -37,9 +37,9 @@ def scheduler_config(**settings: Any) -> Any:
 
 
 @contextmanager
-def making(kind: type, config: Any) -> Iterator[Any]:
+def making(kind: type, config: Any, *, num_blocks: int = NUM_BLOCKS) -> Iterator[Any]:
     """Yield a scheduler with one group of layers."""
-    config.cache_config.num_gpu_blocks = NUM_BLOCKS
+    config.cache_config.num_gpu_blocks = num_blocks
     spec = FullAttentionSpec(
         block_size=BLOCK_SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32
     )
@@ -47,7 +47,7 @@ def making(kind: type, config: Any) -> Iterator[Any]:
         yield kind(
             vllm_config=config,
             kv_cache_config=KVCacheConfig(
-                num_blocks=NUM_BLOCKS,
+                num_blocks=num_blocks,
                 kv_cache_tensors=[],
                 kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
             ),

@@ -16,28 +16,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from prometheus_client import REGISTRY
-from vllm.config import set_current_vllm_config
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
-from vllm.v1.structured_output import StructuredOutputManager
 
 from evenflow.executor.v1 import executor_pb2 as pb
-from lab.models import exactness_model
 from services.control.requests.life import Hold
 from services.executor.convert import frame_to_proto
 from services.executor.engine.collector import to_delta
-from services.executor.engine.config import make_config
 from services.executor.request_tag import to_extra_args
 from services.executor.scheduler import reader_state
 from services.executor.scheduler.plain_scheduler import EvenflowScheduler
 from services.executor.serving.step_stream import StepStream
-from services.executor.settings import ExecutorSettings
 from services.gateway.executors.inflight import InflightRequests
 from services.gateway.live.generation import Generation
 from services.gateway.live.pacer import Pacer
@@ -48,8 +41,8 @@ from services.pacing.attainment import violates_delivered_tbt
 from services.pacing.cause import Cause
 from services.pacing.deposit import due_times_s
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
+from tests.integration.plain_schedulers import making, scheduler_config
 
-BLOCK_SIZE = 32
 INTERVAL_S = 0.1
 LEVEL = ServiceLevel(consumption_rate_tps=1 / INTERVAL_S, slo_ttft_s=0.3, pace_tail=True)
 NUM_TRIALS = 20  # of each kind of trouble
@@ -59,33 +52,13 @@ LIMITS = ReaderLimits(max_undelivered_tokens=4, max_deposit_bytes=1 << 20, max_p
 
 @pytest.fixture(scope="module")
 def config() -> Any:
-    return make_config(
-        ExecutorSettings(
-            model=str(exactness_model()),
-            max_model_len=1024,
-            block_size=BLOCK_SIZE,
-            enable_prefix_caching=False,  # requests would need block hashes
-        )
-    )
+    return scheduler_config()
 
 
 @pytest.fixture
 def scheduler(config: Any) -> Iterator[Any]:
-    config.cache_config.num_gpu_blocks = 128
-    spec = FullAttentionSpec(
-        block_size=BLOCK_SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32
-    )
-    with set_current_vllm_config(config):
-        yield EvenflowScheduler(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(
-                num_blocks=128,
-                kv_cache_tensors=[],
-                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
-            ),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK_SIZE,
-        )
+    with making(EvenflowScheduler, config, num_blocks=128) as made:
+        yield made
 
 
 class World:

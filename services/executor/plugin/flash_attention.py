@@ -14,34 +14,24 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
+from services.executor.plugin.step_memo import StepMemo
+
 
 class MemoFlashAttentionMetadataBuilder(FlashAttentionMetadataBuilder):  # type: ignore[misc]
     """Remembers what it built for the other groups of the same step."""
 
-    # With the tensors of its step, which are kept, so that their identity stands for the step.
-    _built: tuple[tuple[Any, ...], tuple[Any, ...], FlashAttentionMetadata] | None = None
+    _memo = StepMemo[FlashAttentionMetadata]()  # of all groups
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> FlashAttentionMetadata:
-        common, cls = common_attn_metadata, type(self)
-        step = (common.query_start_loc, common.seq_lens, common.causal)
-        extents = (
-            getattr(self.kv_cache_spec, "sliding_window", None),
-            common.num_reqs,
-            common.num_actual_tokens,
-            common.max_query_len,
-            common.max_seq_len,
-        )
-        if cls._built is not None:
-            same_step, same_extents, metadata = cls._built
-            is_same = all(a is b for a, b in zip(step, same_step, strict=True))
-            if is_same and extents == same_extents:
-                return self.update_block_table(
-                    metadata, common.block_table_tensor, common.slot_mapping
-                )
+        common, memo = common_attn_metadata, self._memo
+        window = getattr(self.kv_cache_spec, "sliding_window", None)
+        metadata = memo.find(common, window)
+        if metadata is not None:
+            return self.update_block_table(metadata, common.block_table_tensor, common.slot_mapping)
         metadata = super().build(common_prefix_len, common, fast_build)
-        cls._built = (step, extents, metadata)
+        memo.keep(common, window, metadata)
         return metadata
 
 

@@ -16,6 +16,8 @@ from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonMetadataBuilder,
 )
 
+from services.executor.plugin.step_memo import StepMemo
+
 
 class LatentMemo:
     """What was built for the first group of a step, and the workspace of all."""
@@ -24,8 +26,7 @@ class LatentMemo:
         """`init` and `build`: of vLLM's builders."""
         self._init, self._build = init, build
         self._workspace: torch.Tensor | None = None
-        # With the tensors of its step, which are kept, so that their identity stands for the step.
-        self._built: tuple[tuple[Any, ...], tuple[Any, ...], MLACommonMetadata] | None = None
+        self._memo = StepMemo[MLACommonMetadata]()
 
     def init(self, builder: Any, *args: Any, **kwargs: Any) -> None:
         """Make a builder, in place of its own `__init__`."""
@@ -40,22 +41,12 @@ class LatentMemo:
         self, builder: Any, common_prefix_len: int, common: Any, fast_build: bool = False
     ) -> MLACommonMetadata:
         """Return a group's metadata, in place of a builder's own `build`."""
-        step = (common.query_start_loc, common.seq_lens, common.causal)
-        extents = (
-            type(builder),
-            builder.kv_cache_spec,
-            common.num_reqs,
-            common.num_actual_tokens,
-            common.max_query_len,
-            common.max_seq_len,
-        )
-        if self._built is not None:
-            same_step, same_extents, metadata = self._built
-            is_same = all(a is b for a, b in zip(step, same_step, strict=True))
-            if is_same and extents == same_extents:
-                return with_tables(metadata, common.block_table_tensor, common.slot_mapping)
+        kind = type(builder), builder.kv_cache_spec
+        metadata = self._memo.find(common, kind)
+        if metadata is not None:
+            return with_tables(metadata, common.block_table_tensor, common.slot_mapping)
         metadata = self._build(builder, common_prefix_len, common, fast_build)
-        self._built = (step, extents, metadata)
+        self._memo.keep(common, kind, metadata)
         return metadata
 
 

@@ -36,9 +36,9 @@ class WholeEngine(EngineRequests):
         self, scheduler: VllmScheduler, records: Mapping[str, RequestRecord[RequestKV]]
     ) -> None:
         super().__init__(scheduler, records)
-        self._managers = scheduler.kv_cache_manager.coordinator.single_type_managers
-        self._growing = [one for one in self._managers if isinstance(one, FullAttentionManager)]
-        self._fixed = [one for one in self._managers if one not in self._growing]
+        managers = scheduler.kv_cache_manager.coordinator.single_type_managers
+        self._growing = [one for one in managers if isinstance(one, FullAttentionManager)]
+        self._fixed = [one for one in managers if one not in self._growing]
         self._prefixes = CommonPrefixes()
         self.shape = self._whole_shape()  # of the pool what can be had at the last look
         self._num_blocks = self.shape.num_blocks

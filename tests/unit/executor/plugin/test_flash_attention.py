@@ -7,6 +7,7 @@ import pytest
 from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
 from services.executor.plugin.flash_attention import MemoFlashAttentionMetadataBuilder
+from services.executor.plugin.step_memo import StepMemo
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -24,7 +25,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return metadata
 
     monkeypatch.setattr(FlashAttentionMetadataBuilder, "build", build)
-    monkeypatch.setattr(MemoFlashAttentionMetadataBuilder, "_built", None)
+    monkeypatch.setattr(MemoFlashAttentionMetadataBuilder, "_memo", StepMemo())
     return all_built
 
 
