@@ -385,7 +385,7 @@ MUTATIONS = (
     ),
     Mutation(
         "newcomers compute what another one computes",
-        "services/control/line.py",
+        "services/control/order/line.py",
         "if record.is_held or self._is_coming(request):",
         "if record.is_held:",
         ("tests/unit/executor/scheduler/test_run_control.py",),
@@ -476,7 +476,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a request that leaves is called back without the layers that it gave up",
-        "services/control/run_order.py",
+        "services/control/order/run_order.py",
         "            if decision.offloads or is_whole(record.kv):\n",
         "            if True:\n",
         ("tests/unit/executor/scheduler/test_admitting.py",),
@@ -497,7 +497,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a request that only shares does not look again",
-        "services/control/line.py",
+        "services/control/order/line.py",
         "            self.resumes.begin_anew(record)\n",
         "            return\n",
         ("tests/unit/simulator/engine/test_trunks.py",),
@@ -532,14 +532,14 @@ MUTATIONS = (
     ),
     Mutation(
         "blocks that a stopped reader's request keeps are given away",
-        f"{EXECUTOR}/scheduler/whole_engine.py",
+        f"{EXECUTOR}/scheduler/plain/whole_engine.py",
         "        return bool(self._records[request.request_id].holds)\n",
         "        return False\n",
         ("tests/integration/test_whole_policy.py",),
     ),
     Mutation(
         "what ended requests had in common is remembered",
-        f"{EXECUTOR}/scheduler/common_prefixes.py",
+        f"{EXECUTOR}/scheduler/plain/common_prefixes.py",
         "                del self._blocks[one]\n",
         "                pass\n",
         ("tests/unit/executor/scheduler/test_common_prefixes.py",),

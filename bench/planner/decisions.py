@@ -21,8 +21,8 @@ from lab.planning.snapshots import BLOCK_SIZE, make_engine
 from lab.policies.presets import full_name
 from services.control.admission import Admission
 from services.control.counters import Counters
-from services.control.line import Line
 from services.control.measures.rates import Rates
+from services.control.order.line import Line
 from services.control.prefix_cache import Column, PrefixCache
 from services.control.requests.life import State
 from services.control.requests.request_ledger import RequestLedger

@@ -13,12 +13,12 @@ from services.control.engine import RequestT
 from services.control.kv import KVT
 from services.control.measures.rates import Rates
 from services.control.options import ControllerOptions
+from services.control.order.run_order import RunOrder
 from services.control.requests.life import State
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import SchedulerRequest
 from services.control.run_log import RunLog
-from services.control.run_order import RunOrder
 from services.control.shared_prefixes import shared_prefixes
 from services.control.step_meter import StepMeter
 from services.placement.presets import Run

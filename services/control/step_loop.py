@@ -10,11 +10,11 @@ from typing import Any
 from services.control.admission import Admission
 from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
+from services.control.order.run_order import RunOrder
 from services.control.planning import Planning
 from services.control.plans.counts import ControllerCounts
 from services.control.plans.planner import Planner
 from services.control.requests.request_ledger import RequestLedger
-from services.control.run_order import RunOrder
 from services.control.step_meter import StepMeter
 from services.control.types import ScheduledStep, Trigger
 from services.kit.clock import Clock

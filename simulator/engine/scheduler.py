@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 from services.control.counters import Counters
-from services.control.line import Line
 from services.control.measures.rates import Rates
+from services.control.order.line import Line
 from services.control.prefix_cache import Column
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord

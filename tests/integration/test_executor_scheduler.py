@@ -10,8 +10,11 @@ from vllm.v1.request import RequestStatus
 
 from services.executor.observation import from_plain
 from services.executor.request_tag import to_extra_args
-from services.executor.scheduler import plain_scheduler
-from services.executor.scheduler.plain_scheduler import EvenflowAsyncScheduler, EvenflowScheduler
+from services.executor.scheduler.plain import plain_scheduler
+from services.executor.scheduler.plain.plain_scheduler import (
+    EvenflowAsyncScheduler,
+    EvenflowScheduler,
+)
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 from services.placement.run.reason import Reason
 from services.placement.types import RequestPhase

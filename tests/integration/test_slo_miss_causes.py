@@ -29,7 +29,7 @@ from services.executor.convert import frame_to_proto
 from services.executor.engine.collector import to_delta
 from services.executor.request_tag import to_extra_args
 from services.executor.scheduler import reader_state
-from services.executor.scheduler.plain_scheduler import EvenflowScheduler
+from services.executor.scheduler.plain.plain_scheduler import EvenflowScheduler
 from services.executor.serving.step_stream import StepStream
 from services.gateway.executors.inflight import InflightRequests
 from services.gateway.live.generation import Generation

@@ -34,7 +34,10 @@ from services.executor.engine import engine_calls
 from services.executor.engine.collector import FINISH_REASONS, StepCollector
 from services.executor.engine.config import ASYNC_SCHEDULER, PASSED_ON, SYNC_SCHEDULER
 from services.executor.prompts.sampling import UNSEEDED
-from services.executor.scheduler.plain_scheduler import EvenflowAsyncScheduler, EvenflowScheduler
+from services.executor.scheduler.plain.plain_scheduler import (
+    EvenflowAsyncScheduler,
+    EvenflowScheduler,
+)
 from services.executor.settings import ExecutorSettings
 from services.generation.sampling_params import AnswerForm
 from services.generation.sampling_params import SamplingParams as OurSamplingParams

@@ -9,8 +9,11 @@ import pytest
 from vllm.v1.request import Request, RequestStatus
 
 from services.control.options import ControllerOptions
-from services.executor.scheduler import plain_scheduler
-from services.executor.scheduler.plain_scheduler import EvenflowAsyncScheduler, EvenflowScheduler
+from services.executor.scheduler.plain import plain_scheduler
+from services.executor.scheduler.plain.plain_scheduler import (
+    EvenflowAsyncScheduler,
+    EvenflowScheduler,
+)
 from services.pacing.types import ServiceLevel
 from services.placement.run.reason import Reason
 from services.placement.run.types import RunPhase

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from vllm.v1.request import Request
 
-from services.control.line import Line
+from services.control.order.line import Line
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.residency import RequestKV

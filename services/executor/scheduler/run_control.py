@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from vllm.v1.request import Request
 
 from services.control.counters import Counters
+from services.control.order.run_order import RunOrder
 from services.control.requests.life import Hold, State
 from services.control.requests.request_record import RequestRecord
-from services.control.run_order import RunOrder
 from services.executor.blocks.residency import RequestKV
 from services.executor.scheduler.vllm_scheduler import IDLE_WAIT_S, NEVER, VllmScheduler
 

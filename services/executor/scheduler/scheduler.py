@@ -20,10 +20,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from services.control.admission import run_policy_of
-from services.control.line import Line
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.rates import Rates, write_budget_blocks
 from services.control.options import ControllerOptions
+from services.control.order.line import Line
 from services.control.plans.planner import Planner
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import CapacityGuard, Need

@@ -6,9 +6,9 @@ from typing import Any
 
 from lab.planning.snapshots import BLOCK_SIZE, make_engine
 from services.control.kv import KVView
-from services.control.line import Line
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.rates import Rates
+from services.control.order.line import Line
 from services.control.plans.planner import PlanAnswer
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 from services.control.shared_prefixes import Stretch, shared_prefixes
-from services.executor.scheduler.common_prefixes import CommonPrefixes
+from services.executor.scheduler.plain.common_prefixes import CommonPrefixes
 
 
 def test_a_request_begins_with_what_was_others_first() -> None:

@@ -21,8 +21,8 @@ from services.control.shared_prefixes import Stretch
 from services.control.types import Links
 from services.executor.blocks.residency import RequestKV
 from services.executor.kv_options import max_num_active_seqs
-from services.executor.scheduler.common_prefixes import CommonPrefixes
 from services.executor.scheduler.engine_requests import EngineRequests
+from services.executor.scheduler.plain.common_prefixes import CommonPrefixes
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.sizing import side_window
 from services.placement.blocks import STATE

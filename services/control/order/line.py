@@ -12,10 +12,10 @@ from itertools import islice
 from services.control.engine import Engine, RequestT
 from services.control.kv import KVT, only_shares
 from services.control.measures.rates import Rates
+from services.control.order.run_order import RunOrder
 from services.control.requests.life import State
 from services.control.room.capacity_guard import Need
 from services.control.room.resumes import Resumes, num_host_tokens
-from services.control.run_order import RunOrder
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import LinkAndStep, ResumeWay
 from services.placement.run.types import RunDecision

@@ -18,17 +18,17 @@ from services.control.admission import run_policy_of
 from services.control.counters import Counters
 from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
+from services.control.order.run_order import RunOrder
 from services.control.plans.planner import Planner
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
-from services.control.run_order import RunOrder
 from services.control.step_loop import StepLoop
 from services.control.types import Trigger
 from services.executor.blocks.residency import RequestKV
+from services.executor.scheduler.plain.whole_engine import WholeEngine
 from services.executor.scheduler.reader_state import ReaderStateMixin
 from services.executor.scheduler.run_control import RunControl
 from services.executor.scheduler.step_watch import StepWatch
-from services.executor.scheduler.whole_engine import WholeEngine
 from services.placement.presets import Run
 from services.placement.run.reason import Reason
 
