@@ -17,6 +17,7 @@ from services.executor.types import (
     ModelInfo,
     RejectCode,
     Rejection,
+    Resume,
     Submission,
     Token,
 )
@@ -94,7 +95,28 @@ def _submission(submit: pb.Submit) -> Submission:
         sampling=sampling_from_proto(submit.sampling, path=""),
         service_level=read(ServiceLevel, submit.service_level),
         trace=_trace(submit.trace_context),
+        resume=_resume(submit),
     )
+
+
+def _resume(submit: pb.Submit) -> Resume | None:
+    if not submit.HasField("resume"):
+        return None
+    resume = read(Resume, submit.resume, path="resume")
+    num_known = len(resume.output_ids)
+    _require(not submit.further_answers, "resume", "resume: is of one answer")
+    _require(num_known > 0, "resume.output_ids", "resume.output_ids: must not be empty")
+    _require(
+        num_known <= resume.max_tokens,
+        "resume.max_tokens",
+        "resume.max_tokens: is less than the answer has",
+    )
+    _require(
+        resume.num_delivered_tokens <= num_known,
+        "resume.num_delivered_tokens",
+        "resume.num_delivered_tokens: is more than the answer has",
+    )
+    return resume
 
 
 def _trace(context: pb.TraceContext) -> TraceContext | None:
@@ -133,6 +155,7 @@ def frame_to_proto(frame: Frame) -> pb.StreamResponse:
                 request_id=request_id,
                 num_prompt_tokens=accepted.num_prompt_tokens,
                 max_tokens=accepted.max_tokens,
+                prompt_digest=accepted.prompt_digest,
             )
             for request_id, accepted in frame.accepted.items()
         ],

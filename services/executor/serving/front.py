@@ -28,6 +28,8 @@ from services.kit.telemetry.tracing import NO_TRACING, Tracing
 
 log = structlog.get_logger()
 
+RESUMED_SHARE = 4  # a part of the limit, beside it: for answers that were begun elsewhere
+
 
 class ServedEngine(GenerationEngine, Protocol):
     """What the front needs of an engine; see `services.executor.engine.engine.Engine`."""
@@ -191,8 +193,11 @@ class Front:
         if model not in self._served:
             message = self._no_such_model(model)
             return Rejection(code=RejectCode.UNKNOWN_MODEL, field="model", message=message)
-        if self.num_live + len(submissions) > self._max_num_reqs:
-            message = f"{self._max_num_reqs} requests are live; try again later"
+        most = self._max_num_reqs
+        if submissions[0].resume is not None:
+            most += most // RESUMED_SHARE
+        if self.num_live + len(submissions) > most:
+            message = f"{most} requests are live; try again later"
             return Rejection(code=RejectCode.OVERLOADED, message=message)
         return None
 

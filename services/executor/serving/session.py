@@ -12,7 +12,7 @@ from services.executor.engine.collector import DeltaSink
 from services.executor.metrics import FRAME_TOKENS, FRAMES, REQUESTS
 from services.executor.serving.progress import ProgressSink
 from services.executor.serving.request_trace import RequestTrace
-from services.executor.serving.step_stream import Frame, StepStream
+from services.executor.serving.step_stream import Acceptance, Frame, StepStream
 from services.executor.types import (
     Delta,
     Ending,
@@ -188,11 +188,13 @@ class Session:
 
     async def _add(self, live: StreamedRequest, prepared: PreparedRequest) -> None:
         live.trace.prepared(prepared.num_prompt_tokens)
-        self._stream.accept(
-            live.submission.request_id,
-            num_prompt_tokens=prepared.num_prompt_tokens,
-            max_tokens=prepared.max_tokens,
+        acceptance = Acceptance(
+            prepared.num_prompt_tokens, prepared.max_tokens, prepared.prompt_digest
         )
+        if resume := prepared.resume:
+            live.num_generated = len(resume.output_ids)
+            live.num_delivered = resume.num_delivered_tokens
+        self._stream.accept(live.submission.request_id, acceptance, num_known=live.num_generated)
         self._note(live, RequestStatus.QUEUED)
         live.engine_id = prepared.engine_id
         live.prompt, live.reads = _echoed_prompt(live.submission, prepared), prepared.reads
@@ -275,7 +277,7 @@ class Session:
         task = self._preparing.pop(request_id, None)
         if task is not None and task not in self._preparing.values():
             task.cancel()  # no other answer waits for the prompt
-        self._stream.accept(request_id, num_prompt_tokens=0)
+        self._stream.accept(request_id, Acceptance())
         self._on_delta(live, CANCELLED)
 
     def take_delivered(self, counts: Iterable[tuple[str, int]]) -> None:

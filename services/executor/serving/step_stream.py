@@ -37,8 +37,9 @@ class Output:
 class Acceptance:
     """What the engine says of a request that it takes; zeros where it was aborted before."""
 
-    num_prompt_tokens: int
+    num_prompt_tokens: int = 0
     max_tokens: int = 0  # that the answer may have
+    prompt_digest: int = 0  # of the prompt's ids
 
 
 @dataclass(slots=True)
@@ -60,7 +61,9 @@ class StepStream:
 
     def __init__(self) -> None:
         self._pending = Frame(sequence=0)
-        self._num_sent: dict[str, int] = {}  # live requests: tokens in frames taken so far
+        self._num_sent: dict[
+            str, int
+        ] = {}  # live requests: tokens that the gateway has, with frames taken
         self._wake = asyncio.Event()
         self._ended = False
         self._error: Exception | None = None
@@ -69,11 +72,13 @@ class StepStream:
         """Return whether the writer has not yet taken the ending of this accepted request."""
         return request_id in self._num_sent
 
-    def accept(self, request_id: str, *, num_prompt_tokens: int, max_tokens: int = 0) -> None:
-        """Say that the engine took a request; precedes everything else about it."""
+    def accept(self, request_id: str, acceptance: Acceptance, *, num_known: int = 0) -> None:
+        """Say that the engine took a request; precedes everything else about it. `num_known`:
+        tokens that the gateway has of its answer.
+        """
         assert not self.knows(request_id), f"{request_id} is live"
-        self._num_sent[request_id] = 0
-        self._pending.accepted[request_id] = Acceptance(num_prompt_tokens, max_tokens)
+        self._num_sent[request_id] = num_known
+        self._pending.accepted[request_id] = acceptance
         self._wake.set()
 
     def reject(self, request_id: str, rejection: Rejection) -> None:
