@@ -58,13 +58,16 @@ _REQUEST_STATES = {
 _RESIDENCIES = {place.value: number for place, number in numbers(GroupPlace, pb.Residency).items()}
 
 
-def gateway_id_from_proto(message: pb.StreamRequest | None) -> str:
-    """Return who opens the stream; InvalidRequestError unless it says so."""
+def hello_from_proto(message: pb.StreamRequest | None) -> pb.Hello:
+    """Return what the gateway says that opens the stream; InvalidRequestError unless it says who it
+    is.
+    """
     if message is None or message.WhichOneof("message") != "hello":
         raise InvalidRequestError("the first message must be hello", field="hello")
     if not message.hello.gateway_id:
         raise InvalidRequestError("gateway_id is required", field="gateway_id")
-    return message.hello.gateway_id
+    _require(message.hello.epoch >= 0, "epoch", "epoch must be >= 0")
+    return message.hello
 
 
 def request_ids_from_proto(submit: pb.Submit) -> list[str]:
@@ -161,6 +164,8 @@ def frame_to_proto(frame: Frame) -> pb.StreamResponse:
         ],
         rejected=[_rejected(request_id, rejection) for request_id, rejection in frame.rejected],
         outputs=[_output(request_id, output) for request_id, output in frame.outputs.items()],
+        num_engine_steps=frame.num_engine_steps,
+        is_leaving=frame.is_leaving,
     )
 
 

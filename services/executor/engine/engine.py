@@ -52,9 +52,10 @@ DEAD = Rejection(code=RejectCode.UNAVAILABLE, message="the engine has died")
 
 
 class LoadRecorder(StatLoggerBase):  # type: ignore[misc]
-    """A vLLM stat logger that keeps only the last record."""
+    """A vLLM stat logger that keeps only the last record, and counts them: one for each step."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self.num_steps = 0  # that the engine has ended
         self.num_running_reqs = 0
         self.kv_cache_usage_frac = 0.0
 
@@ -67,6 +68,7 @@ class LoadRecorder(StatLoggerBase):  # type: ignore[misc]
     ) -> None:
         """Take one step's figures; called from vLLM's output loop."""
         if scheduler_stats is not None:
+            self.num_steps += 1
             self.num_running_reqs = scheduler_stats.num_running_reqs
             self.kv_cache_usage_frac = scheduler_stats.kv_cache_usage
 
@@ -272,6 +274,10 @@ class Engine:
         """Return what the scheduler sees now, between two steps; never returns if it has died."""
         plain = await self._llm.engine_core.call_utility_async(engine_calls.OBSERVE)
         return from_plain(plain)
+
+    def num_steps(self) -> int:
+        """Return how many steps the engine has ended, as far as this process has heard."""
+        return self._load.num_steps
 
     def load(self) -> EngineLoad:
         """Return the load of this moment."""

@@ -46,6 +46,7 @@ class GenerationEngine(Protocol):
     def deliver(self, engine_id: str, num_delivered: int) -> None: ...
     def turn(self, engine_id: str, index: int, *, reads: bool) -> None: ...
     def hold(self, engine_id: str, held: bool) -> None: ...
+    def num_steps(self) -> int: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +75,14 @@ class StreamedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Gateway:
+    """Whose a session is."""
+
+    id: str
+    epoch: int = 0  # number of the session among those of the gateway; 0: they have none
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     """The front's hand on the requests of all gateways."""
 
@@ -92,17 +101,17 @@ class Session:
         self,
         engine: GenerationEngine,
         *,
-        gateway_id: str,
+        gateway: Gateway,
         progress: ProgressSink,
         admission: Admission,
         tracing: Tracing,
     ) -> None:
         """`tracing` makes the spans of requests."""
-        self.gateway_id = gateway_id
+        self.gateway = gateway
         self._engine = engine
         self._progress = progress
         self._admission, self._tracing = admission, tracing
-        self._stream = StepStream()
+        self._stream = StepStream(engine.num_steps)
         self._live: dict[str, StreamedRequest] = {}
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._input_ended = False
@@ -128,7 +137,8 @@ class Session:
         """Yield frames until the session ends; raises the error it was ended with."""
         while (frame := await self._stream.next_frame()) is not None:
             FRAMES.inc()
-            FRAME_TOKENS.observe(frame.num_tokens)
+            if frame.has_news:
+                FRAME_TOKENS.observe(frame.num_tokens)
             yield frame
 
     def submit(self, submissions: Sequence[Submission]) -> None:
@@ -300,6 +310,15 @@ class Session:
         self._input_ended = True
         if not self._live:
             self._stream.end()
+
+    def beat(self) -> None:
+        """Send a frame soon if requests are live: the gateway learns that their engine steps."""
+        if self._live:
+            self._stream.beat()
+
+    def leave(self) -> None:
+        """Tell the gateway that the executor is leaving."""
+        self._stream.leave()
 
     def end(self, error: Exception | None = None) -> None:
         """End the session after what is pending; live requests are aborted by `close`."""

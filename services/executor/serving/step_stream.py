@@ -7,7 +7,7 @@ for one message waits for the next: a message above gRPC's limit would end the s
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 
@@ -50,6 +50,13 @@ class Frame:
     accepted: dict[str, Acceptance] = field(default_factory=dict)
     rejected: list[tuple[str, Rejection]] = field(default_factory=list)
     outputs: dict[str, Output] = field(default_factory=dict)
+    num_engine_steps: int = 0  # that have ended when it is taken
+    is_leaving: bool = False  # the executor takes nothing new
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything happened to a request."""
+        return bool(self.accepted or self.rejected or self.outputs)
 
     @property
     def num_tokens(self) -> int:
@@ -59,8 +66,12 @@ class Frame:
 class StepStream:
     """Merges what happens between two reads of the writer into one frame."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_steps: Callable[[], int] = lambda: 0) -> None:
+        """`num_steps` returns how many steps the engine has ended."""
+        self._num_steps = num_steps
         self._pending = Frame(sequence=0)
+        self._is_due = False  # a frame, whether or not there is news
+        self._is_leaving = False
         self._num_sent: dict[
             str, int
         ] = {}  # live requests: tokens that the gateway has, with frames taken
@@ -100,6 +111,16 @@ class StepStream:
         output.prompt = prompt or output.prompt
         self._wake.set()
 
+    def beat(self) -> None:
+        """Have the writer take a frame soon, without news if there is none."""
+        self._is_due = True
+        self._wake.set()
+
+    def leave(self) -> None:
+        """Say from now on, and soon, that the executor is leaving."""
+        self._is_leaving = True
+        self.beat()
+
     def end(self, error: Exception | None = None) -> None:
         """Let the writer stop, raising `error` if given, once it has taken what is pending."""
         if not self._ended:
@@ -116,11 +137,12 @@ class StepStream:
         return None
 
     def _has_news(self) -> bool:
-        pending = self._pending
-        return bool(pending.accepted or pending.rejected or pending.outputs)
+        return self._is_due or self._pending.has_news
 
     def _take(self) -> Frame:
-        frame, self._pending = _cut(self._pending, MAX_FRAME_BYTES)
+        taken, self._pending = _cut(self._pending, MAX_FRAME_BYTES)
+        self._is_due = False
+        frame = replace(taken, num_engine_steps=self._num_steps(), is_leaving=self._is_leaving)
         for request_id, output in frame.outputs.items():
             if output.ending is not None:
                 del self._num_sent[request_id]

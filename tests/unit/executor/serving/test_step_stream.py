@@ -199,3 +199,42 @@ def test_a_receiver_rebuilds_every_token_whenever_the_writer_reads(steps: list[s
         assert sequences == list(range(len(sequences)))
 
     asyncio.run(replay())
+
+
+async def test_an_answer_that_was_begun_elsewhere_goes_on_at_its_index() -> None:
+    stream = StepStream()
+    stream.accept("a", Acceptance(1), num_known=17)
+    stream.push("a", make_delta(1))
+    first = await take(stream)
+    stream.push("a", make_delta(2, ending=FinishReason.STOP))
+    second = await take(stream)
+
+    assert first.outputs["a"].first_token_index == 17
+    assert second.outputs["a"].first_token_index == 18
+
+
+async def test_a_beat_is_a_frame_whether_or_not_there_is_news() -> None:
+    steps = iter([4, 9, 9])
+    stream = StepStream(lambda: next(steps))
+    stream.beat()
+    silent = await take(stream)
+    stream.accept("a", Acceptance(1))
+    stream.beat()
+    telling = await take(stream)
+
+    assert (silent.has_news, silent.num_engine_steps, silent.sequence) == (False, 4, 0)
+    assert (telling.has_news, telling.num_engine_steps, telling.sequence) == (True, 9, 1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(stream.next_frame(), timeout=0.01)
+
+
+async def test_who_leaves_says_so_at_once_and_from_then_on() -> None:
+    stream = StepStream()
+    stream.accept("a", Acceptance(1))
+    before = await take(stream)
+    stream.leave()
+    told = await take(stream)
+    stream.push("a", make_delta(1))
+    after = await take(stream)
+
+    assert [frame.is_leaving for frame in (before, told, after)] == [False, True, True]
