@@ -184,6 +184,7 @@ class Adapter:
 
     model: str  # id that requests name
     root: str  # directory or hub id
+    fingerprint: str = ""  # like the model's; empty: its answers do not move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +210,9 @@ class ModelInfo:
     adapters: tuple[Adapter, ...] = ()
     template_variables: tuple[str, ...] = ()  # that the chat template reads, sorted; empty: unknown
     kv: "KVFacts | None" = None
+    fingerprint: str = ""  # equal where an answer can go on; empty: nowhere
+    numerics: str = ""  # what rounds, in words
+    is_batch_invariant: bool = False  # tokens do not depend on what else is in a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -220,6 +220,8 @@ async def test_an_adapter_answers_under_its_own_name_beside_the_model(
     assert other.reject_code == "UNKNOWN_MODEL"
     assert (Path(info.root).name, [one.model for one in info.adapters]) == (MODEL, [ADAPTER])
     assert Path(info.adapters[0].root).name == ADAPTER
+    assert info.fingerprint
+    assert info.adapters[0].fingerprint not in ("", info.fingerprint)
 
 
 CALL = {

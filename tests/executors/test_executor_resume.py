@@ -34,6 +34,14 @@ def executor(plain_executor: ExecutorProcess) -> ExecutorProcess:
     return plain_executor
 
 
+async def test_it_is_told_where_answers_go_on_and_what_rounds(gateway: GatewayStream) -> None:
+    info = await gateway.stub.GetModelInfo(pb.GetModelInfoRequest())
+
+    assert len(info.fingerprint) == 32
+    assert "tensor parallel 1" in info.numerics
+    assert not info.is_batch_invariant
+
+
 @pytest.mark.parametrize("name", ASKED)
 async def test_the_rest_of_an_answer_is_as_if_nothing_had_happened(
     gateway: GatewayStream, name: str

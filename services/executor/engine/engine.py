@@ -17,6 +17,7 @@ from services.executor.engine import engine_calls
 from services.executor.engine.aborts import Aborts
 from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting, StepCollector
 from services.executor.engine.config import make_config
+from services.executor.engine.fingerprint import Fingerprints, is_batch_invariant, numerics_of
 from services.executor.engine.kv_facts import kv_facts
 from services.executor.engine.reader_relay import ReaderRelay
 from services.executor.engine.replay import Replay, Replayed
@@ -88,8 +89,11 @@ class Engine:
         self._default_sampling = advised_sampling(llm.model_config.get_diff_sampling_param())
         self._template_variables = known_variables(llm.model_config, llm.renderer.get_tokenizer())
         self._root = settings.model
+        fingerprints = Fingerprints(llm.vllm_config, settings, llm.renderer.get_tokenizer())
+        self._fingerprint = fingerprints.of_model
         self._adapters = tuple(
-            Adapter(model=name, root=path) for name, path in settings.lora_modules.items()
+            Adapter(model=name, root=path, fingerprint=fingerprints.of_adapter(path))
+            for name, path in settings.lora_modules.items()
         )
         self._aborts = Aborts(llm.output_processor, llm.engine_core)
         self._delivered = ReaderRelay[tuple[int, float]](self._call_deliver)
@@ -315,6 +319,9 @@ class Engine:
             adapters=self._adapters,
             template_variables=self._template_variables,
             kv=self._kv,
+            fingerprint=self._fingerprint,
+            numerics=numerics_of(config),
+            is_batch_invariant=is_batch_invariant(),
         )
 
     async def close(self) -> None:

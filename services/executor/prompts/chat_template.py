@@ -97,8 +97,15 @@ def chat_params(options: ConversationOptions, *, now_s: float | None = None) -> 
 
 def reads_clock(config: ModelConfig, tokenizer: Any) -> bool:
     """Return whether the model's template, in Jinja, may ask what time it is."""
+    return any(CLOCK in template for template in templates_of(config, tokenizer))
+
+
+def templates_of(config: ModelConfig, tokenizer: Any) -> list[str]:
+    """Return the model's templates in Jinja: the one without tools and the one with; none of
+    another kind.
+    """
     templates = [_template(config, tokenizer, tools) for tools in (None, [_ANY_TOOL])]
-    return any(template is not None and CLOCK in template for template in templates)
+    return [template for template in templates if template]
 
 
 def check_variables(options: ConversationOptions, config: ModelConfig, tokenizer: Any) -> None:
@@ -124,8 +131,8 @@ def known_variables(config: ModelConfig, tokenizer: Any) -> tuple[str, ...]:
     """Return the variables that `check_variables` takes, with tools and without, and `messages`,
     sorted; empty for a template that is not looked into.
     """
-    templates = [_template(config, tokenizer, tools) for tools in (None, [_ANY_TOOL])]
-    known = [_variables_of(template, tokenizer) for template in templates if template]
+    templates = templates_of(config, tokenizer)
+    known = [_variables_of(template, tokenizer) for template in templates]
     return tuple(sorted(frozenset.intersection(*known) | {"messages"})) if known else ()
 
 
