@@ -286,7 +286,9 @@ class Dispatcher:
         self._check_context(requests)
         self._check_terms(requests)
         self._quotas.enter(current_caller(), len(requests))
-        return [self._enter(self._as_read(request)) for request in requests]
+        at_s = wall_s()  # the same for all answers to a prompt, which is rendered once
+        asked = [replace(request, rendered_at_s=at_s) for request in requests]
+        return [self._enter(self._as_read(request)) for request in asked]
 
     def _make_room(self, num_wanted: int) -> None:
         """Have streams that only keep their pace end it, the oldest first, for others to come in:
@@ -353,7 +355,6 @@ class Dispatcher:
         caller = current_caller()
         tenant = caller.name if caller else ""
         request = replace(request, request_id=own_id, tenant=tenant, fair_key=fair_key())
-        request = replace(request, rendered_at_s=wall_s())
         generation = Generation(
             request,
             pacer=self._pacer,
