@@ -27,6 +27,8 @@ EVENT_TIMEOUT_S = 600.0
 FIRST_SURROGATE = 0xD800  # from here on the fake's tokens have no text
 UNRENDERABLE = "unrenderable"  # what `Tokenize` refuses
 NOTHING_MORE = pb.Submit()
+PROMPT_DIGEST = 1 << 63  # of every prompt
+FINGERPRINT = "like-any-other"  # of executors that are to be
 
 
 def open_gate() -> asyncio.Event:
@@ -101,6 +103,8 @@ class Session:
         self.running: defaultdict[str, asyncio.Event] = defaultdict(open_gate)  # unless held
         self.ids: dict[str, str] = {}  # of requests, by what their clients call them
         self.end_code = grpc.StatusCode.OK
+        self.num_steps = 0  # 0: it is not said
+        self.is_leaving = False
         self._sequence = 0
         self._num_left = max_model_len - NUM_PROMPT_TOKENS
 
@@ -120,6 +124,8 @@ class Session:
             accepted=accepted,
             rejected=rejected,
             outputs=outputs,
+            num_engine_steps=self.num_steps,
+            is_leaving=self.is_leaving,
         )
         if sequence is None:
             self._sequence += 1
@@ -131,7 +137,8 @@ class Session:
         return pb.Accepted(
             request_id=submit.request_id,
             num_prompt_tokens=NUM_PROMPT_TOKENS,
-            max_tokens=min(asked_for or self._num_left, self._num_left),
+            max_tokens=submit.resume.max_tokens or min(asked_for or self._num_left, self._num_left),
+            prompt_digest=PROMPT_DIGEST,
         )
 
     def close(self, code: grpc.StatusCode) -> None:
@@ -181,12 +188,17 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         root: str = "",
         adapters: Sequence[pb.Adapter] = (),
         template_variables: Sequence[str] = (),
+        fingerprint: str = "",
+        numerics: str = "",
     ) -> None:
         self._certificates = certificates
         self.caches_prefixes = caches_prefixes
         self.root = root
         self.adapters = adapters
         self.template_variables = template_variables
+        self.fingerprint = fingerprint
+        self.numerics = numerics
+        self.dtype = "float32"
         self.model = model
         self.executor_id = executor_id
         self.max_model_len = max_model_len
@@ -202,6 +214,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.delivered_messages: list[pb.Delivered] = []
         self.holds: list[tuple[str, bool]] = []  # in the order in which they came
         self.gateway_ids: list[str] = []
+        self.epochs: list[int] = []  # of its streams
         self.session: Session | None = None  # newest
         self.port = free_port()
         self._server: aio.Server | None = None
@@ -250,6 +263,9 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             root=self.root,
             adapters=self.adapters,
             template_variables=self.template_variables,
+            fingerprint=self.fingerprint,
+            numerics=self.numerics,
+            dtype=self.dtype,
         )
 
     async def GetLoad(  # noqa: N802
@@ -285,6 +301,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         if first.WhichOneof("message") != "hello":
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "hello comes first")
         self.gateway_ids.append(first.hello.gateway_id)
+        self.epochs.append(first.hello.epoch)
         session = self.session = Session(self.max_model_len)
         reader = asyncio.create_task(self._read(requests, session))
         try:
@@ -355,7 +372,8 @@ async def _play(session: Session, submit: pb.Submit, script: Script) -> None:
         session.send(accepted=[session.acceptance(submit)])
         is_accepted = True
         await script.generating.wait()
-        for text in script.texts:
+        num_tokens = len(submit.resume.output_ids)
+        for text in script.texts[num_tokens:]:
             if num_tokens == len(script.texts) // 2:
                 await script.midway.wait()
             await session.running[request_id].wait()

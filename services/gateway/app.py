@@ -21,12 +21,14 @@ from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.access.key_sources import FileKeys, KeySource, RedisKeys, follow
-from services.gateway.executors.link import ExecutorLink
+from services.gateway.executors.heartbeat import StallLimits
+from services.gateway.executors.link import ExecutorLink, LinkOptions
 from services.gateway.http.edge import HttpEdge, allow_origins
 from services.gateway.http.guard import GrpcGuard, HttpGuard
 from services.gateway.http.protocol import BoundedHttpProtocol, ConnectionLimits, Connections
 from services.gateway.http.routes import make_app
 from services.gateway.live.dispatcher import Dispatcher, DispatchLimits
+from services.gateway.live.failover import FailoverLimits
 from services.gateway.live.pacer import Pacer, TimerHandle
 from services.gateway.live.reader import ReaderLimits
 from services.gateway.live.reports import DeliveryReports, NoReports
@@ -86,6 +88,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         )
         dispatcher.tracing = tracing
         background.append(tasks.create_task(dispatcher.watch_readers()))
+        background.append(tasks.create_task(dispatcher.moves.run()))
         if key_source is not None:
             following = follow(key_source, keys, interval_s=settings.api_keys_refresh_s)
             background.append(tasks.create_task(following))
@@ -118,6 +121,12 @@ def _limits(settings: GatewaySettings) -> DispatchLimits:
             max_undelivered_tokens=settings.max_undelivered_tokens,
             max_deposit_bytes=settings.max_deposit_bytes,
             max_pace_tail_s=settings.max_pace_tail_s,
+            max_kept_tokens=settings.failover_max_tokens if settings.failover_timeout_s else 0,
+        ),
+        failover=FailoverLimits(
+            timeout_s=settings.failover_timeout_s,
+            max_kept_tokens=settings.failover_max_tokens,
+            across_numerics=settings.failover_across_numerics,
         ),
         reader_timeout_s=settings.reader_timeout_s,
         slo_floors=settings.slo_floors,
@@ -147,14 +156,13 @@ def _http_server(
 
 
 def _links(settings: GatewaySettings, news: asyncio.Event) -> list[ExecutorLink]:
+    options = LinkOptions(
+        gateway_id=settings.name,
+        transport=settings.transport,
+        stalls=StallLimits(link_s=settings.link_stall_s, engine_s=settings.engine_stall_s),
+    )
     return [
-        ExecutorLink(
-            address,
-            gateway_id=settings.name,
-            clock=clock.monotonic_s,
-            transport=settings.transport,
-            changed=news.set,
-        )
+        ExecutorLink(address, options, clock=clock.monotonic_s, changed=news.set)
         for address in settings.executor_addresses
     ]
 

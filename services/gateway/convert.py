@@ -11,6 +11,7 @@ from evenflow.tracker.v1 import tracker_pb2
 from services.gateway import types
 from services.gateway.checks import check_service_level, checked_conversation
 from services.gateway.errors import (
+    CannotResumeError,
     ContextLengthError,
     DuplicateRequestError,
     EngineFailedError,
@@ -122,7 +123,10 @@ def model_to_proto(model: types.ServedModel) -> pb.Model:
 
 
 def submit_to_proto(
-    request: types.GenerationRequest, generation: int, trace: TraceContext | None = None
+    request: types.GenerationRequest,
+    generation: int,
+    trace: TraceContext | None = None,
+    resume: types.Resume | None = None,
 ) -> executor_pb2.Submit:
     return write(
         request,
@@ -133,6 +137,7 @@ def submit_to_proto(
         cache_salt=request.shared_cache,
         trace_context=_trace(trace),
         further_answers=(),
+        resume=None if resume is None else write(resume, executor_pb2.Resume),
     )
 
 
@@ -239,6 +244,8 @@ def rejection_from_proto(rejected: executor_pb2.Rejected) -> ServiceError:
             return UnavailableError(message)
         case executor_pb2.REJECT_CODE_BUSY:
             return FormsBusyError(message)
+        case executor_pb2.REJECT_CODE_CANNOT_RESUME:
+            return CannotResumeError(message)
     return GenerationFailedError(message)
 
 

@@ -115,6 +115,22 @@ class LinkBrokenError(UnavailableError):
     reason = "EXECUTOR_LOST"
 
 
+class LinkStalledError(LinkBrokenError):
+    """An executor's stream is silent though a message was due, or its engine makes no step."""
+
+
+class LeavingError(UnavailableError):
+    """The executor is shutting down; its requests go on elsewhere."""
+
+    reason = "EXECUTOR_LEAVING"
+
+
+class CannotResumeError(UnavailableError):
+    """An answer that was begun elsewhere cannot go on at this executor; another may have it."""
+
+    reason = "CANNOT_RESUME"
+
+
 class EngineFailedError(UnavailableError):
     """The engine gave up on a request; another one may succeed."""
 

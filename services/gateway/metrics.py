@@ -63,6 +63,21 @@ CONTENT_TOKENS = Counter(
 HOLDS = Counter(
     "evenflow_gateway_holds_total", "Times that generation was held because its reader lagged."
 )
+MOVES = Counter(
+    "evenflow_gateway_moves_total",
+    "Requests that lost their executor, by why, and by what became of them: continued, begun "
+    "again, or ended with an error.",
+    ["cause", "result"],
+)
+MOVE_GAP_SECONDS = Histogram(
+    "evenflow_gateway_move_gap_seconds",
+    "Time from the loss of a request's executor to its next token from the next one.",
+    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64),
+)
+MOVES_HIDDEN = Counter(
+    "evenflow_gateway_moves_hidden_total",
+    "Such gaps of streams that were over before their readers had read what was there.",
+)
 LIVE_REQUESTS = Gauge("evenflow_gateway_live_requests", "Requests that are not finished.")
 REQUESTS = Counter("evenflow_gateway_requests_total", "Requests that ended, by how.", ["result"])
 KEY_TOKENS = Counter(

@@ -85,6 +85,15 @@ class GatewaySettings(ServiceSettings):
     # long, unless 16 KiB per second of what waits are read; shorter than the executor's
     # EVENFLOW_EXECUTOR_KV_MAX_PAUSE_S, after which a hold ends by itself.
     reader_timeout_s: float = Field(default=30.0, gt=0)
+    # An answer whose executor is lost goes on at another, or at the same when it is back: for so
+    # long one is looked for, while its reader gets what is there; 0: it ends with an error at once.
+    failover_timeout_s: float = Field(default=60.0, ge=0)
+    failover_max_tokens: int = Field(default=1 << 17, ge=0)  # longer answers end with an error
+    failover_across_numerics: bool = True  # also between executors that round differently
+    # An executor that says how many steps its engine makes is taken for dead after so long without
+    # a message, of which one a second is promised, or without a step, though readers wait.
+    link_stall_s: float = Field(default=3.0, ge=2)
+    engine_stall_s: float = Field(default=60.0, gt=0)
     tracker_flush_timeout_s: float = Field(default=2.0, ge=0)  # for last counts at shutdown
     otlp_traces_endpoint: OtlpEndpoint = ""  # where traces go; empty: there are none
 

@@ -60,6 +60,7 @@ class GenerationRequest:
     tenant: str = ""  # whose it is; tenants share no cached prefixes of prompts
     cache_salt: str = ""  # nor do a tenant's requests with different ones
     fair_key: str = ""  # the client among which preparation is shared; empty: not known
+    rendered_at_s: float = 0.0  # what a chat template's clock reads, since the epoch; 0: now
     parent_id: RequestId | None = None  # the client's name for it, where it is one of several
 
     @property
@@ -89,6 +90,13 @@ class GenerationRequest:
         return (self.request_id, self.parent_id)
 
 
+class Continued(Enum):
+    """What an answer is that went on elsewhere."""
+
+    IDENTICAL = "identical"  # token for token what it would have been
+    VALID = "valid"  # as good as any other of the same model to the same request
+
+
 class Token(Struct, frozen=True, gc=False):
     """One output token. `gc=False`, as for all objects made for each token: no cycle can lead
     through it, and a collection, in which no token goes out, need not walk those that wait.
@@ -115,6 +123,21 @@ class Finish:
     num_cached_tokens: int = 0  # of the prompt; not computed again
     stop_string: str = ""  # that it came to; empty: none
     clipped_max_tokens: int | None = None  # all that the context left; None: as asked for
+    moves: int = 0  # to another executor, or to its own after that was lost
+    continued: Continued = Continued.IDENTICAL  # through all of them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """An answer that was begun elsewhere, as it is handed over. Ages are in seconds."""
+
+    output_ids: Sequence[int]  # so far, at least one
+    max_tokens: int  # that the whole answer may have
+    num_delivered_tokens: int  # that its reader has
+    last_due_age_s: float  # since the newest token was due at the reader; < 0: it is due later
+    arrived_age_s: float  # since the request came in
+    prompt_digest: int  # of the prompt's tokens; 0: not known
+    num_cached_tokens: int = 0  # of the prompt, where it was begun; told with the ending alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +146,7 @@ class Adapter:
 
     model: str
     root: str = ""  # directory or hub id that it was loaded from; empty: not known
+    fingerprint: str = ""  # of what must be equal for an answer to move; empty: none moves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,14 +162,29 @@ class ServedModel:
     parent: str | None = None  # the model that it adapts; None: it is no adapter
     adapters: tuple[Adapter, ...] = ()
     template_variables: frozenset[str] = frozenset()  # that its chat template reads; empty: unknown
+    fingerprint: str = ""  # of what must be equal for an answer to move; empty: none moves
+    numerics: str = ""  # of what rounds
+    dtype: str = ""  # of weights and activations; empty: not known
+    is_batch_invariant: bool = False  # no token depends on what else is in a step
 
     def each(self) -> list["ServedModel"]:
         """Return it and its adapters, which are models of their own to clients."""
         adapted = [
-            replace(self, model=one.model, root=one.root, parent=self.model, adapters=())
+            replace(
+                self,
+                model=one.model,
+                root=one.root,
+                parent=self.model,
+                adapters=(),
+                fingerprint=self._fingerprint_with(one),
+            )
             for one in self.adapters
         ]
         return [self, *adapted]
+
+    def _fingerprint_with(self, adapter: Adapter) -> str:
+        both = (self.fingerprint, adapter.fingerprint)
+        return "/".join(both) if all(both) else ""
 
 
 class RequestSink(Protocol):
@@ -153,8 +192,10 @@ class RequestSink(Protocol):
     `rejected`, `ended` or `failed`, nothing after that. Calls neither block nor raise.
     """
 
-    def accepted(self, num_prompt_tokens: int, max_tokens: int = 0) -> None:
-        """Take the prompt's length, and how long the answer may be; zeros: not known."""
+    def accepted(self, num_prompt_tokens: int, max_tokens: int = 0, prompt_digest: int = 0) -> None:
+        """Take the prompt's length, how long the answer may be, and a hash of the prompt's tokens;
+        zeros: not known.
+        """
 
     def rejected(self, error: ServiceError) -> None: ...
 
@@ -176,3 +217,6 @@ class RequestSink(Protocol):
         """
 
     def failed(self, error: ServiceError) -> None: ...
+
+    def is_waited_for(self, now_s: float) -> bool:
+        """Say whether tokens should come: the reader has read what is there, and none is held."""

@@ -28,7 +28,7 @@ FINISH_TO_PROTO = numbers(FinishReason, gen.FinishReason)
 FINISH_FROM_PROTO = {number: reason for reason, number in FINISH_TO_PROTO.items()}
 # Late by the network is known to gateways only.
 CAUSE_TO_PROTO: Mapping[Cause, Any] = numbers(
-    (c for c in Cause if c is not Cause.NETWORK), gen.DelayCause
+    (c for c in Cause if c not in (Cause.NETWORK, Cause.FAILOVER)), gen.DelayCause
 )
 CAUSE_FROM_PROTO = {number: cause for cause, number in CAUSE_TO_PROTO.items()}
 

@@ -17,6 +17,7 @@ class Cause(Enum):
     PLANNER = "planner"
     READER = "reader"  # for its reader to take what is there
     NETWORK = "network"  # on the way from the engine to the reader's connection
+    FAILOVER = "failover"  # for another executor to go on with the answer; the gateway's own
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from services.gateway.live.pacer import Pacer
 from services.gateway.live.reader import ReaderLimits
 from services.gateway.types import GenerationRequest, RequestId, Token
 from services.generation.prompts import TextPrompt
+from services.kit.errors import ServiceError
 from services.pacing.attainment import violates_delivered_tbt
 from services.pacing.cause import Cause
 from services.pacing.deposit import due_times_s
@@ -156,6 +157,12 @@ class Way:
         self._stream.accept(name, Acceptance(1))
         add(scheduler, name, num_tokens=40, arrived_s=world(), level=LEVEL)
 
+    def taken(self) -> None:
+        """Do nothing: it is taken already."""
+
+    def lost(self, error: ServiceError) -> ServiceError:
+        return error
+
     def progressed(self, num_delivered: int) -> None:
         """Do nothing: without a planner nobody asks."""
 
@@ -235,7 +242,7 @@ async def way(name: str, scheduler: Any, world: World, rng: random.Random) -> As
     """Open a way; at the end what is under way comes to its reader, who leaves."""
     one = Way(name, scheduler, world, rng)
     one.generation.accepted(40)
-    one.generation.listen(one)
+    one.generation.held_by(one)
     writing = asyncio.create_task(one.generation.write_to(one.socket))
     await asyncio.sleep(0)
     yield one

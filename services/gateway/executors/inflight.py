@@ -42,14 +42,28 @@ class InflightRequests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def add(self, sinks: Mapping[str, RequestSink]) -> None:
-        """Expect answers to requests, by their ids. Raises DuplicateRequestError, and expects none,
-        if one is in hand.
+    def add(self, sinks: Mapping[str, RequestSink], *, num_known: int = 0) -> None:
+        """Expect answers to requests, by their ids, from token `num_known` on. Raises
+        DuplicateRequestError, and expects none, if one is in hand.
         """
         for request_id in sinks:
             if request_id in self._requests:
                 raise DuplicateRequestError(request_id)
-        self._requests |= {request_id: _Inflight(sink) for request_id, sink in sinks.items()}
+        self._requests |= {
+            request_id: _Inflight(sink, num_tokens=num_known) for request_id, sink in sinks.items()
+        }
+
+    @property
+    def is_live(self) -> bool:
+        """Say whether the executor has taken a request that it has not ended."""
+        return any(request.is_accepted for request in self._requests.values())
+
+    def is_waited_for(self, now_s: float) -> bool:
+        """Say whether the executor has taken a request whose reader waits for tokens."""
+        return any(
+            request.is_accepted and request.sink is not None and request.sink.is_waited_for(now_s)
+            for request in self._requests.values()
+        )
 
     def abort(self, request_id: str) -> bool:
         """Note that a request shall end; its sink hears how. Returns whether to tell the executor:
@@ -102,7 +116,9 @@ class InflightRequests:
             return
         request.is_accepted = True
         if request.sink is not None:
-            request.sink.accepted(accepted.num_prompt_tokens, accepted.max_tokens)
+            request.sink.accepted(
+                accepted.num_prompt_tokens, accepted.max_tokens, accepted.prompt_digest
+            )
 
     def _reject(self, rejected: pb.Rejected) -> None:
         request = self._requests.pop(rejected.request_id, None)

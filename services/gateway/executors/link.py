@@ -13,13 +13,14 @@ from prometheus_client import Gauge
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from services.gateway import convert
-from services.gateway.errors import BodyTooLargeError, LinkBrokenError
+from services.gateway.errors import BodyTooLargeError, LinkBrokenError, LinkStalledError
+from services.gateway.executors.heartbeat import CHECK_INTERVAL_S, Heartbeat, StallLimits
 from services.gateway.executors.inflight import InflightRequests
 from services.gateway.executors.outbox import Outbox
 from services.gateway.executors.routing import Candidate
-from services.gateway.types import GenerationRequest, RequestSink, ServedModel
+from services.gateway.types import GenerationRequest, RequestSink, Resume, ServedModel
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
-from services.kit.clock import Clock
+from services.kit.clock import Clock, process_epoch
 from services.kit.errors import InvalidRequestError, ServiceError, UnavailableError
 from services.kit.rpc import make_channel, service_errors
 from services.kit.telemetry.trace_context import TraceContext
@@ -32,10 +33,20 @@ MAX_BACKOFF_S = 2.0
 MODEL_INFO_TIMEOUT_S = 5.0
 MAX_SUBMIT_FRAC = 0.25  # of the largest message that the connection carries
 LOST_MESSAGE = "the connection to the executor was lost"
+REPEATABLE_DTYPE = "float32"  # what kernels and batches round differently decides no token
 
 CONNECTED = Gauge(
     "evenflow_gateway_executor_connected", "1 while the executor takes requests.", ["executor"]
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOptions:
+    """What the links of one gateway have in common."""
+
+    gateway_id: str
+    transport: Transport = PLAIN
+    stalls: StallLimits = StallLimits()  # noqa: RUF009 - it is frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +56,13 @@ class Asked:
     request: GenerationRequest
     sink: RequestSink  # hears what becomes of it
     trace: TraceContext | None = None  # that it is part of
+    resume: Resume | None = None  # of a lone one: it was begun elsewhere
 
 
 _Call: TypeAlias = "aio.StreamStreamCall[pb.StreamRequest, pb.StreamResponse]"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Session:
     """One life of the stream."""
 
@@ -58,6 +70,8 @@ class _Session:
     stub: "pb_grpc.ExecutorServiceAsyncStub"
     outbox: Outbox
     inflight: InflightRequests
+    heartbeat: Heartbeat
+    is_leaving: bool = False  # the executor is
 
 
 class ExecutorLink:
@@ -70,17 +84,15 @@ class ExecutorLink:
     def __init__(
         self,
         address: str,
+        options: LinkOptions,
         *,
-        gateway_id: str,
         clock: Clock,
-        transport: Transport = PLAIN,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
-        """`changed` is called when the executor has been connected or lost."""
+        """`changed` is called when the executor has been connected or lost, or begins to leave."""
         self.address = address
+        self._options = options
         self._changed = changed
-        self._transport = transport
-        self._gateway_id = gateway_id
         self._clock = clock
         self._session: _Session | None = None
 
@@ -89,16 +101,26 @@ class ExecutorLink:
         """Return what the executor serves; None while it is not connected."""
         return self._session.info if self._session else None
 
+    @property
+    def is_leaving(self) -> bool:
+        """Say whether the executor is shutting down, and its requests should go on elsewhere."""
+        return self._session is not None and self._session.is_leaving
+
     def candidate(self) -> Candidate | None:
-        """Describe this executor for routing; None while it is not connected."""
-        if self._session is None:
+        """Describe this executor for routing; None while it takes no requests."""
+        if self._session is None or self._session.is_leaving:
             return None
+        info = self._session.info
+        served = info.each()
         return Candidate(
             address=self.address,
-            models=frozenset(served.model for served in self._session.info.each()),
-            max_model_len=self._session.info.max_model_len,
+            models=frozenset(one.model for one in served),
+            max_model_len=info.max_model_len,
             num_inflight=len(self._session.inflight),
-            caches_prefixes=self._session.info.caches_prefixes,
+            caches_prefixes=info.caches_prefixes,
+            fingerprints={one.model: one.fingerprint for one in served},
+            numerics=info.numerics,
+            is_repeatable=info.is_batch_invariant or info.dtype == REPEATABLE_DTYPE,
         )
 
     def submit(self, answers: Sequence[Asked], generation: int) -> None:
@@ -109,16 +131,20 @@ class ExecutorLink:
         """
         session = self._connected()
         first, *others = answers
-        submit = convert.submit_to_proto(first.request, generation, first.trace)
+        resume = first.resume
+        submit = convert.submit_to_proto(first.request, generation, first.trace, resume)
         submit.further_answers.extend(
             convert.further_answer_to_proto(other.request, other.trace) for other in others
         )
         self._check_size(submit.ByteSize())
-        session.inflight.add({answer.request.request_id: answer.sink for answer in answers})
+        session.inflight.add(
+            {answer.request.request_id: answer.sink for answer in answers},
+            num_known=0 if resume is None else len(resume.output_ids),
+        )
         session.outbox.submit(submit)
 
     def _check_size(self, num_bytes: int) -> None:
-        most = int(MAX_SUBMIT_FRAC * self._transport.max_message_bytes)
+        most = int(MAX_SUBMIT_FRAC * self._options.transport.max_message_bytes)
         if num_bytes > most:
             raise BodyTooLargeError(f"the request is larger than {most} bytes")
 
@@ -172,7 +198,7 @@ class ExecutorLink:
         """Keep the stream open until cancelled. Never raises because of the executor."""
         backoff_s = MIN_BACKOFF_S
         try:
-            async with make_channel(self.address, transport=self._transport) as channel:
+            async with make_channel(self.address, transport=self._options.transport) as channel:
                 while True:
                     was_connected = await self._connect_once(pb_grpc.ExecutorServiceStub(channel))
                     backoff_s = MIN_BACKOFF_S if was_connected else backoff_s
@@ -183,7 +209,7 @@ class ExecutorLink:
 
     async def _connect_once(self, stub: "pb_grpc.ExecutorServiceAsyncStub") -> bool:
         """Run one life of the stream. Returns False if it did not come about."""
-        was_connected, detail = False, "the executor closed the stream"
+        was_connected, detail, how = False, "internal error; see server log", LinkBrokenError
         try:
             with service_errors():
                 info = await stub.GetModelInfo(
@@ -193,11 +219,11 @@ class ExecutorLink:
                 await self._serve(stub, convert.model_info_from_proto(info))
         except ServiceError as failure:
             detail = str(failure)
+            how = LinkStalledError if isinstance(failure, LinkStalledError) else how
         except Exception:
             log.exception("executor_link_crashed", address=self.address)
-            detail = "internal error; see server log"
         finally:
-            self._lose(LinkBrokenError(f"{LOST_MESSAGE}: {detail}"))
+            self._lose(how(f"{LOST_MESSAGE}: {detail}"))
         if was_connected:
             log.warning("executor_lost", address=self.address, detail=detail)
         else:
@@ -205,22 +231,52 @@ class ExecutorLink:
         return was_connected
 
     async def _serve(self, stub: "pb_grpc.ExecutorServiceAsyncStub", info: ServedModel) -> None:
-        """Carry one stream until it ends."""
+        """Carry one stream until it ends, which raises why."""
         call: _Call = stub.Stream()
-        session = _Session(info, stub, Outbox(self._gateway_id), InflightRequests())
-        self._session = session
+        session = self._session = _Session(
+            info,
+            stub,
+            Outbox(self._options.gateway_id, process_epoch()),
+            InflightRequests(),
+            Heartbeat(self._options.stalls, self._clock()),
+        )
         self._changed()
         CONNECTED.labels(self.address).set(1)
         log.info("executor_connected", address=self.address, model=info.model)
-        writer = asyncio.create_task(_write(call, session.outbox))
+        works = (_write(call, session.outbox), self._read(call, session), self._watch(session))
+        tasks = [asyncio.create_task(work) for work in works]
         try:
-            async for frame in call:
-                for request_id in session.inflight.apply(frame, self._clock()):
-                    session.outbox.abort(request_id)
+            await asyncio.gather(*tasks)
         finally:
-            writer.cancel()
+            for task in tasks:
+                task.cancel()
             call.cancel()
-            await asyncio.wait([writer])
+            await asyncio.wait(tasks)
+
+    async def _read(self, call: _Call, session: _Session) -> None:
+        """Take frames until the stream ends, which is a LinkBrokenError at best."""
+        async for frame in call:
+            now_s = self._clock()
+            session.heartbeat.took(frame.num_engine_steps, now_s)
+            for request_id in session.inflight.apply(frame, now_s):
+                session.outbox.abort(request_id)
+            if frame.is_leaving and not session.is_leaving:
+                session.is_leaving = True
+                log.info("executor_leaving", address=self.address)
+                self._changed()
+        raise LinkBrokenError("the executor closed the stream")
+
+    async def _watch(self, session: _Session) -> None:
+        """Raise LinkStalledError when the executor hangs."""
+        inflight = session.inflight
+        while True:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            now_s = self._clock()
+            fault = session.heartbeat.fault(
+                now_s, is_live=inflight.is_live, is_waited_for=inflight.is_waited_for(now_s)
+            )
+            if fault:
+                raise LinkStalledError(fault)
 
     def _lose(self, error: ServiceError) -> None:
         session, self._session = self._session, None

@@ -16,10 +16,10 @@ class Outbox:
     and one count in it.
     """
 
-    def __init__(self, gateway_id: str) -> None:
-        self._commands: deque[pb.StreamRequest] = deque(
-            [pb.StreamRequest(hello=pb.Hello(gateway_id=gateway_id))]
-        )
+    def __init__(self, gateway_id: str, epoch: int) -> None:
+        """`epoch`: of the stream, greater than those of the gateway's before it."""
+        hello = pb.Hello(gateway_id=gateway_id, epoch=epoch)
+        self._commands: deque[pb.StreamRequest] = deque([pb.StreamRequest(hello=hello)])
         self._holds: dict[str, bool] = {}
         self._delivered: dict[str, int] = {}
         self._delivered_timer: asyncio.TimerHandle | None = None

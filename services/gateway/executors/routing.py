@@ -1,8 +1,8 @@
 """Which executor takes a request. No I/O."""
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from services.gateway.errors import UnknownModelError
@@ -20,6 +20,9 @@ class Candidate:
     max_model_len: int  # prompt and output tokens of one request at most
     num_inflight: int  # requests of this gateway that it has not ended, >= 0
     caches_prefixes: bool = False
+    fingerprints: Mapping[str, str] = field(default_factory=dict)  # by model; of what must be equal
+    numerics: str = ""  # of what rounds
+    is_repeatable: bool = False  # with equal numerics tokens do not depend on what is beside them
 
 
 def choose_executor(

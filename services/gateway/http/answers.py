@@ -110,11 +110,16 @@ class WholeAnswers(_Answers):
 
     async def _collected(self, generation: Generation, size: "_WholeSize") -> Answer:
         tokens: list[Token] = []
+        num_entries = 0
         async for batch in generation.batches():
-            if prompt := generation.prompt if not tokens else None:
-                size.add(len(prompt.token_ids), None)
-                size.add(len(prompt.logprobs), prompt.logprobs[-1] if prompt.logprobs else None)
-            size.add(len(batch), batch[0].logprobs)
+            if not batch[0].index:  # its first tokens; again, if it begins again elsewhere
+                size.take_back(num_entries)
+                tokens, num_entries = [], 0
+                if prompt := generation.prompt:
+                    likely = prompt.logprobs[-1] if prompt.logprobs else None
+                    num_entries += size.add(len(prompt.token_ids), None)
+                    num_entries += size.add(len(prompt.logprobs), likely)
+            num_entries += size.add(len(batch), batch[0].logprobs)
             tokens += batch
         self._dispatcher.drop(generation)
         return Answer(tokens=tokens, finish=_uncancelled(generation), prompt=generation.prompt)
@@ -129,12 +134,20 @@ class _WholeSize:
     def __init__(self) -> None:
         self.num_entries = 0
 
-    def add(self, num_tokens: int, logprobs: TokenLogprobs | None) -> None:
-        """Count tokens with probabilities like these. Raises InvalidRequestError above the most."""
-        self.num_entries += num_tokens * (1 if logprobs is None else 2 + len(logprobs.top))
+    def add(self, num_tokens: int, logprobs: TokenLogprobs | None) -> int:
+        """Count tokens with probabilities like these. Returns as how many entries they count.
+        Raises InvalidRequestError above the most.
+        """
+        num_entries = num_tokens * (1 if logprobs is None else 2 + len(logprobs.top))
+        self.num_entries += num_entries
         if self.num_entries > MAX_WHOLE_ENTRIES:
             rule = "must be true for answers of this length"
             raise InvalidRequestError(f"stream: {rule}", field="stream")
+        return num_entries
+
+    def take_back(self, num_entries: int) -> None:
+        """Forget so many entries: the answer that they are of begins again."""
+        self.num_entries -= num_entries
 
 
 class StreamedAnswers(_Answers):

@@ -101,6 +101,16 @@ class DeliveryRecord:
         metrics.UNREAD_TOKENS.inc(num_unread)
         metrics.READ_FRAC.observe((num_there - num_unread) / (num_there + num_kept))
 
+    def forget(self) -> None:
+        """Begin again without any token: those of a whole answer, which its reader has not got."""
+        self.num_written = 0
+
+    @property
+    def runs_dry_s(self) -> float:
+        """Return when the reader will have read all that was written; -inf: nothing is read."""
+        turn_s = self._reading.turn_s
+        return -math.inf if turn_s is None else turn_s + self._reading.interval_s
+
     @property
     def _release(self) -> str:
         """Name what keeps tokens back, or does not."""

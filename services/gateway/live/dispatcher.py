@@ -15,18 +15,17 @@ from services.gateway.access.api_keys import current_caller, fair_key
 from services.gateway.access.quotas import Quotas
 from services.gateway.access.terms import SloFloors
 from services.gateway.checks import check_context, check_length
-from services.gateway.errors import (
-    ReaderStoppedError,
-    TooManyRequestsError,
-    UnknownRequestError,
-)
+from services.gateway.errors import ReaderStoppedError, TooManyRequestsError, UnknownRequestError
 from services.gateway.executors.link import ExecutorLink
+from services.gateway.live.failover import FailoverLimits
 from services.gateway.live.generation import Generation
+from services.gateway.live.moves import Moves
 from services.gateway.live.pacer import Pacer
-from services.gateway.live.placing import LiveRequest, Placing
+from services.gateway.live.placing import Placing
 from services.gateway.live.reader import ReaderLimits
 from services.gateway.live.reports import DeliveryReports
 from services.gateway.live.request_trace import RequestTrace
+from services.gateway.live.route import LiveRequest, Routes
 from services.gateway.live.side_by_side import side_by_side
 from services.gateway.types import (
     Delivery,
@@ -37,12 +36,8 @@ from services.gateway.types import (
 )
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
-from services.kit.clock import Clock
-from services.kit.errors import (
-    InvalidRequestError,
-    ServiceError,
-    UnavailableError,
-)
+from services.kit.clock import Clock, wall_s
+from services.kit.errors import InvalidRequestError, ServiceError, UnavailableError
 from services.kit.rpc import own_request_id
 from services.kit.telemetry.tracing import NO_TRACING, Tracing
 from services.pacing.deposit import release_interval_s
@@ -72,6 +67,7 @@ class DispatchLimits:
     submit_timeout_s: float  # for an executor to accept or reject, > 0
     readers: ReaderLimits
     reader_timeout_s: float  # for a reader to take what was handed to it, > 0
+    failover: FailoverLimits
     slo_floors: Mapping[str, SloFloors] = field(default_factory=dict)  # by model
     # At which answers are read whose clients state no pace, by model.
     reading_rates_tps: Mapping[str, float] = field(default_factory=dict)
@@ -89,12 +85,16 @@ class Dispatcher:
         limits: DispatchLimits,
         clock: Clock,
     ) -> None:
-        self.placing = Placing(links, reports, submit_timeout_s=limits.submit_timeout_s)
         self._pacer = pacer
         self._limits = limits
         self._clock = clock
         self.tracing: Tracing = NO_TRACING  # makes the spans of requests
         self._live: dict[RequestId, LiveRequest] = {}
+        timeout_s, routes = limits.submit_timeout_s, Routes(links, reports)
+        self.moves = Moves(
+            routes, self._live, limits=limits.failover, submit_timeout_s=timeout_s, clock=clock
+        )
+        self.placing = Placing(routes, self.moves, submit_timeout_s=timeout_s)
         # No key alone takes all places, unless it may.
         self._quotas = Quotas(default_max_live=max(1, limits.max_live_requests // 2))
         self._idle = asyncio.Event()
@@ -109,7 +109,7 @@ class Dispatcher:
     @property
     def is_ready(self) -> bool:
         """Say whether requests should come here: an executor is connected, nobody is leaving."""
-        return not self.is_leaving and bool(self.models())
+        return not self.is_leaving and self.placing.is_possible
 
     @property
     def is_leaving(self) -> bool:
@@ -268,7 +268,7 @@ class Dispatcher:
     def fail_all(self) -> None:
         """End every live request with an error; tokens that are here go out first."""
         for generation in self._generations():
-            generation.failed(UnavailableError(DRAINING_MESSAGE))
+            generation.fail(UnavailableError(DRAINING_MESSAGE))
 
     def _admit(self, requests: Sequence[GenerationRequest]) -> list[LiveRequest]:
         """Make all of `requests` live, or raise why not."""
@@ -286,7 +286,9 @@ class Dispatcher:
         self._check_context(requests)
         self._check_terms(requests)
         self._quotas.enter(current_caller(), len(requests))
-        return [self._enter(self._as_read(request)) for request in requests]
+        at_s = wall_s()  # the same for all answers to a prompt, which is rendered once
+        asked = [replace(request, rendered_at_s=at_s) for request in requests]
+        return [self._enter(self._as_read(request)) for request in asked]
 
     def _make_room(self, num_wanted: int) -> None:
         """Have streams that only keep their pace end it, the oldest first, for others to come in:
@@ -373,11 +375,8 @@ class Dispatcher:
             await self.placing.place(answers, is_draining=lambda: self._is_draining)
         except ServiceError as error:
             for live in answers:
-                live.generation.rejected(error)
+                live.generation.fail(error)
             raise
-        for live in answers:
-            if live.route is not None:
-                live.generation.listen(live.route)
 
 
 def _record(generation: Generation) -> None:

@@ -1,19 +1,22 @@
 """One live request: takes tokens from its executor, gives them to its reader when they are due."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
 
 from services.gateway import metrics
 from services.gateway.access.api_keys import current_caller
-from services.gateway.errors import ReaderStoppedError
+from services.gateway.errors import LeavingError, ReaderStoppedError
+from services.gateway.live.continuation import Continuation
 from services.gateway.live.delivery import DeliveryRecord
+from services.gateway.live.ends import NOBODY, Holder, Outlet
 from services.gateway.live.pacer import DueToken, Pacer
 from services.gateway.live.reader import Reader, ReaderLimits
 from services.gateway.types import (
     Delivery,
     Finish,
     GenerationRequest,
+    Resume,
     Token,
     estimated_num_tokens,
 )
@@ -22,43 +25,6 @@ from services.generation.logprobs import EchoedPrompt
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError
 from services.pacing.deposit import max_held_s, release_interval_s
-
-
-class ReaderListener(Protocol):
-    """Hears how one request's reader comes along."""
-
-    def progressed(self, num_delivered: int) -> None:
-        """Take in how many tokens the reader has."""
-
-    def lags(self, hold: bool) -> None:
-        """Take in that generation should be held, or go on again."""
-
-
-class Outlet(Protocol):
-    """Where one request's tokens go."""
-
-    @property
-    def is_open(self) -> bool:
-        """Say whether it takes tokens now."""
-
-    async def opened(self) -> None:
-        """Wait until it takes tokens."""
-
-    def write(self, tokens: Sequence[Token], *, as_one: bool) -> None:
-        """Take the next tokens; `as_one` if its reader lags, and need not hear of each."""
-
-
-class _Nobody:
-    """Hears nothing."""
-
-    def progressed(self, num_delivered: int) -> None:
-        """Do nothing."""
-
-    def lags(self, hold: bool) -> None:
-        """Do nothing."""
-
-
-_NOBODY = _Nobody()
 
 
 class Generation:
@@ -82,19 +48,22 @@ class Generation:
         self.clipped_max_tokens: int | None = None  # then, too; None: as asked for
         self.prompt: EchoedPrompt | None = None  # known with the first token, if asked for
         self.caller = current_caller()
-        self._listener: ReaderListener = _NOBODY
+        self.continuation = Continuation(limits.max_kept_tokens)
+        self._holder: Holder = NOBODY
         self._clock = clock
+        self._arrived_s = arrived_s
         self._loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[None] = self._loop.create_future()
         is_paced = request.delivery is Delivery.STREAMED
         interval_s = release_interval_s(request.service_level) if is_paced else 0.0
         held_s = max_held_s(request.service_level)
+        self._interval_s = interval_s
         self._paced = pacer.open(interval_s, self._release, max_held_s=held_s)
         self._max_pace_tail_s = limits.max_pace_tail_s
         self._reader = Reader(
             max_undelivered_tokens=limits.max_undelivered_tokens,
             max_deposited_tokens=limits.max_deposited_tokens(request.sampling.logprobs),
-            on_hold=lambda hold: self._listener.lags(hold),
+            on_hold=lambda hold: self._holder.lags(hold),
         )
         self._record = DeliveryRecord(request, interval_s=interval_s, arrived_s=arrived_s)
         self._outlet: Outlet | None = None
@@ -110,17 +79,21 @@ class Generation:
 
     # The executor's side
 
-    def accepted(self, num_prompt_tokens: int, max_tokens: int = 0) -> None:
-        self.num_prompt_tokens = num_prompt_tokens
+    def accepted(self, num_prompt_tokens: int, max_tokens: int = 0, prompt_digest: int = 0) -> None:
+        self.num_prompt_tokens = num_prompt_tokens or self.num_prompt_tokens
+        self.continuation.max_tokens = max_tokens or self.continuation.max_tokens
+        self.continuation.prompt_digest = prompt_digest or self.continuation.prompt_digest
         asked_for = self.request.sampling.max_tokens
         if asked_for is not None and 0 < max_tokens < asked_for:
             self.clipped_max_tokens = max_tokens
         if not self._answer.done():
             self._answer.set_result(None)
+        self._holder.taken()
+        if self._reader.is_held:
+            self._holder.lags(True)
 
     def rejected(self, error: ServiceError) -> None:
-        if not self._answer.done():
-            self._answer.set_exception(error)
+        self.failed(error)
 
     def echoed(self, prompt: EchoedPrompt) -> None:
         self.prompt = prompt if self.prompt is None else self.prompt + prompt
@@ -128,6 +101,9 @@ class Generation:
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         num_tokens = len(tokens)
         self._num_generated += num_tokens
+        self.continuation.add(tokens)
+        if self.continuation.gap_since_s is not None:
+            tokens = self.continuation.end_gap(tokens, generated_s, self.runs_dry_s)
         num_held = self._paced.push(tokens, generated_s)
         if num_held and not tokens[-1].is_read and any(token.tool_calls for token in tokens):
             self._paced.flush()  # a program waits for the call, and for the text before it
@@ -143,8 +119,10 @@ class Generation:
         num_cached_tokens: int = 0,
         stop_string: str = "",
     ) -> None:
-        if self._is_over:
+        if self.is_over:
             return
+        if reason is FinishReason.CANCELLED and self._holder.lost(LeavingError()) is None:
+            return  # it was aborted there to go on elsewhere
         self._reason, self._num_reasoning_tokens = reason, num_reasoning_tokens
         self._num_cached_tokens, self._stop_string = num_cached_tokens, stop_string
         if self.request.service_level.pace_tail:
@@ -154,14 +132,59 @@ class Generation:
         self._wake()
 
     def failed(self, error: ServiceError) -> None:
+        final = error if self.is_over else self._holder.lost(error)
+        if final is not None:
+            self.fail(final)
+
+    def is_waited_for(self, now_s: float) -> bool:
+        if self.is_over or self._reader.is_held or self._ready:
+            return False
+        return self.request.delivery is Delivery.WHOLE or self.runs_dry_s <= now_s
+
+    # Between executors
+
+    def resume(self) -> Resume | None:
+        """Return what hands the answer over to another executor; None: it begins there."""
+        now_s, turn_s = self._clock(), self._paced.turn_s
+        return self.continuation.resume(
+            num_delivered=self._record.num_written,
+            last_due_age_s=now_s - (self._arrived_s if turn_s is None else turn_s),
+            arrived_age_s=now_s - self._arrived_s,
+        )
+
+    def begin_again(self) -> None:
+        """Forget all tokens: there are none, or they are of a whole answer, whose reader has none.
+        The next one has index 0.
+        """
+        self.prompt, self._num_generated = None, 0
+        self.continuation.forget()
+        self._record.forget()
+        self._reader.took(len(self._ready))
+        self._ready.clear()
+
+    @property
+    def num_generated(self) -> int:
+        """Return how many tokens came so far."""
+        return self._num_generated
+
+    @property
+    def runs_dry_s(self) -> float:
+        """Return when the reader will have read all that is here: one without a pace when it came,
+        that of a whole answer never.
+        """
+        if self.request.delivery is Delivery.WHOLE:
+            return math.inf
+        turn_s, written_s = self._paced.turn_s, self._record.runs_dry_s
+        return written_s if turn_s is None else max(written_s, turn_s + self._interval_s)
+
+    def fail(self, error: ServiceError) -> None:
         """End with `error`, unless generation has ended; tokens that are here go out at once."""
         if not self._answer.done():
             self._answer.set_exception(error)
             return
-        if not self._is_over:
+        if not self.is_over:
             self._error = error
-        self._paced.flush()
-        self._wake()
+        self.end_pace()
 
     # The reader's side
 
@@ -208,15 +231,13 @@ class Generation:
         """
         self._drop_rest()
         self._reader.close()
-        self._listener = _NOBODY
+        self._holder = NOBODY
         if self._answer.done() and not self._answer.cancelled():
             self._answer.exception()  # it may be that nobody waited for it
 
-    def listen(self, listener: ReaderListener) -> None:
-        """Tell `listener` from now on, and at once if generation should be held already."""
-        self._listener = listener
-        if self._reader.is_held:
-            listener.lags(True)
+    def held_by(self, holder: Holder) -> None:
+        """Tell `holder` from now on."""
+        self._holder = holder
 
     async def write_to(self, outlet: Outlet) -> None:
         """Write tokens when they become due: from the pacer's timer while `outlet` is open, so
@@ -265,6 +286,8 @@ class Generation:
             num_cached_tokens=self._num_cached_tokens,
             stop_string=self._stop_string,
             clipped_max_tokens=self.clipped_max_tokens,
+            moves=self.continuation.moves,
+            continued=self.continuation.continued,
         )
         self._reader.handed(self._clock())  # what follows the last token is waited for too
 
@@ -305,7 +328,8 @@ class Generation:
         return "failed"
 
     @property
-    def _is_over(self) -> bool:
+    def is_over(self) -> bool:
+        """Say whether it has ended here, whatever an executor says."""
         return self._reason is not None or self._error is not None
 
     async def _some_are_ready(self) -> bool:
@@ -354,7 +378,7 @@ class Generation:
         """
         now_s = self._clock()
         self._record.written(tokens, now_s, now_s if there_s is None else there_s)
-        self._listener.progressed(self._record.num_written)
+        self._holder.progressed(self._record.num_written)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -142,6 +142,11 @@ class PacedStream:
         return len(self._waiting)
 
     @property
+    def turn_s(self) -> float | None:
+        """Return when the newest token that is read is due; None before the first."""
+        return self._turn_s
+
+    @property
     def next_due_s(self) -> float | None:
         return self._waiting[0].due_s if self._waiting else None
 

@@ -1,13 +1,11 @@
-"""Which executor takes a live request, and what both then say to each other."""
+"""Which executor takes a live request."""
 
 import asyncio
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import structlog
 
-from services.gateway import convert, metrics
 from services.gateway.checks import fits_context
 from services.gateway.errors import (
     ContextLengthError,
@@ -16,72 +14,32 @@ from services.gateway.errors import (
     UnknownModelError,
 )
 from services.gateway.executors.affinity import conversation_of
-from services.gateway.executors.link import Asked, ExecutorLink
 from services.gateway.executors.routing import Candidate, choose_executor
-from services.gateway.live.generation import Generation
-from services.gateway.live.reports import DeliveryReports
-from services.gateway.live.request_trace import RequestTrace
+from services.gateway.live.moves import Moves
+from services.gateway.live.route import LiveRequest, Routes
 from services.gateway.types import GenerationRequest, RequestId, ServedModel
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit import rpc
 from services.kit.errors import DeadlineError, OverloadedError, ServiceError, UnavailableError
-from services.reporting.ledger import RequestRef
 
 log = structlog.get_logger()
-
-MAX_LOST_EXECUTORS = 2  # over one request that none of them had answered
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Where a live request is, and who hears there how its reader comes along."""
-
-    link: ExecutorLink
-    ref: RequestRef
-    reports: DeliveryReports
-
-    def progressed(self, num_delivered: int) -> None:
-        """Tell executor and tracker how far the reader has come."""
-        self.link.delivered(self.ref.request_id, num_delivered)
-        self.reports.update(self.ref, num_delivered=num_delivered)
-
-    def lags(self, hold: bool) -> None:
-        """Have the executor hold the request, for its reader lags, or go on with it."""
-        if self.link.hold(self.ref.request_id, hold) and hold:
-            metrics.HOLDS.inc()
-
-    def leave(self) -> None:
-        """Have executor and tracker know that nobody wants more of the request."""
-        self.link.abandon(self.ref.request_id)
-        self.reports.update(self.ref, final=True)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class LiveRequest:
-    """All that the gateway has of one request, from its admission to its end."""
-
-    generation: Generation
-    names: tuple[RequestId | None, ...]  # what its client may call it; others' may be the same
-    trace: RequestTrace
-    num_submits: int = 0  # also the number of its last routing
-    route: Route | None = None  # once an executor has taken it
 
 
 class Placing:
     """Finds executors for requests, and follows them there."""
 
-    def __init__(
-        self,
-        links: Sequence[ExecutorLink],
-        reports: DeliveryReports,
-        *,
-        submit_timeout_s: float,
-    ) -> None:
+    def __init__(self, routes: Routes, moves: Moves, *, submit_timeout_s: float) -> None:
         """`submit_timeout_s`: for an executor to accept or reject, > 0."""
-        self._links = {link.address: link for link in links}
-        self._reports = reports
+        self._routes = routes
+        self._links = routes.links
+        self._moves = moves
         self._submit_timeout_s = submit_timeout_s
         self._turns = itertools.count()
+
+    @property
+    def is_possible(self) -> bool:
+        """Say whether an executor takes requests."""
+        return bool(self._candidates())
 
     def models(self) -> list[ServedModel]:
         """Return one entry per model, with the largest context that is served: sorted, adapters
@@ -101,13 +59,12 @@ class Placing:
         """Find an executor that takes all answers to a prompt and has a context for it; one that is
         unavailable, full or silent leads to the next, one whose context is too short to a longer
         one. The last one's refusal counts. A request goes to no other executor when its form was
-        not compiled in time, and to no third when two were lost: it may be what they were lost to.
+        not compiled in time. `Moves` has those that are lost with their executor.
         """
         request = answers[0].generation.request
         model, conversation = request.model, conversation_of(request)
         tried = self._too_short(request)
         refusal: ServiceError | None = None
-        num_lost = 0
         while True:
             try:
                 chosen = self._choose(model, tried, conversation)
@@ -115,13 +72,14 @@ class Placing:
                 raise refusal or error from None
             tried.add(chosen.address)
             try:
-                await self._submit(self._links[chosen.address], answers)
+                await self._submit(chosen.address, answers)
             except FormsBusyError:
                 raise  # all others would have the same form to compile
+            except LinkBrokenError as error:
+                await self._elsewhere(answers, error)
+                return
             except (UnavailableError, OverloadedError, DeadlineError, ContextLengthError) as error:
-                num_lost += isinstance(error, LinkBrokenError)
-                is_late = not rpc.timeout_s(self._submit_timeout_s)
-                if is_draining() or is_late or num_lost >= MAX_LOST_EXECUTORS:
+                if is_draining() or not rpc.timeout_s(self._submit_timeout_s):
                     raise
                 refusal = error
                 if isinstance(error, ContextLengthError):
@@ -155,47 +113,34 @@ class Placing:
         )
 
     def _candidates(self) -> list[Candidate]:
-        return [c for link in self._links.values() if (c := link.candidate())]
+        return self._routes.candidates()
 
-    async def _submit(self, link: ExecutorLink, answers: Sequence[LiveRequest]) -> None:
-        """Submit to `link` and wait until it has taken all; record the route if it does."""
-        info = link.info
-        number = answers[0].num_submits + 1
-        for live in answers:
-            live.num_submits = number
-        asked = [
-            Asked(live.generation.request, live.generation, live.trace.context) for live in answers
-        ]
-        link.submit(asked, number)
-        assert info is not None
+    async def _submit(self, address: str, answers: Sequence[LiveRequest]) -> None:
+        """Submit to an executor and wait until it has taken all."""
+        self._routes.submit(address, answers, self._moves)
         try:
             async with asyncio.timeout(rpc.timeout_s(self._submit_timeout_s)):
                 for live in answers:
                     await live.generation.answered()
         except BaseException as error:
             for live in answers:
-                link.abandon(live.generation.request.request_id)
+                if live.home is None:
+                    self._links[address].abandon(live.generation.request.request_id)
             if isinstance(error, TimeoutError):
                 raise DeadlineError("the executor did not answer in time") from None
             raise
-        for live in answers:
-            self._taken(live, link, info.executor_id)
 
-    def _taken(self, live: LiveRequest, link: ExecutorLink, executor_id: str) -> None:
-        """Record where a request is."""
-        generation, number = live.generation, live.num_submits
-        if not generation.num_prompt_tokens:
-            return  # cancelled before anything of it was done: it has ended already
-        ref = RequestRef(executor_id, generation.request.request_id, number)
-        live.route = Route(link, ref, self._reports)
-        self._reports.register(
-            convert.registration_to_proto(
-                generation.request,
-                executor_id=executor_id,
-                generation=number,
-                num_prompt_tokens=generation.num_prompt_tokens,
-            )
-        )
+    async def _elsewhere(self, answers: Sequence[LiveRequest], error: ServiceError) -> None:
+        """Wait until all answers have been taken that were lost before; those that had been move
+        already. Raises what ends one of them.
+        """
+        for live in answers:
+            if live.home is None:
+                live.generation.reset()
+                if (final := self._moves.take(live, error)) is not None:
+                    raise final
+        for live in answers:
+            await live.generation.answered()
 
     def abort(self, request_id: RequestId) -> None:
         """Have whoever has a request end it."""

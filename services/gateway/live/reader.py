@@ -14,6 +14,8 @@ class ReaderLimits:
     max_undelivered_tokens: int  # due and not taken, from which generation is held, >= 1
     max_deposit_bytes: int  # of tokens that are not due yet, from which it is held, >= 1
     max_pace_tail_s: float  # after generation, for which the rest keeps its pace, >= 0
+    # Ids of an answer that are kept, for another executor to go on with it, >= 0.
+    max_kept_tokens: int = 0
 
     def max_deposited_tokens(self, num_logprobs: int | None) -> int:
         """Return how many tokens with so many likely ones beside each (None: no probabilities at

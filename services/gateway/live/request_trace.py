@@ -5,7 +5,14 @@ from opentelemetry.trace import SpanKind
 from services.gateway.types import Finish, GenerationRequest
 from services.generation.prompts import ChatPrompt
 from services.kit.telemetry.trace_context import TraceContext
-from services.kit.telemetry.tracing import NO_TRACING, Tracing, context_of, current_parent, fail
+from services.kit.telemetry.tracing import (
+    NO_TRACING,
+    Attributes,
+    Tracing,
+    context_of,
+    current_parent,
+    fail,
+)
 
 PROVIDER = "evenflow"
 
@@ -26,6 +33,11 @@ class RequestTrace:
     def context(self) -> TraceContext | None:
         """Return what the executor's spans belong to."""
         return context_of(self._span)
+
+    def moved(self, told: Attributes) -> None:
+        """Note that another executor has the request, or its own again."""
+        attributes = {f"evenflow.move.{name}": value for name, value in told.items()}
+        self._span.add_event("evenflow.move", attributes)
 
     def end(
         self,

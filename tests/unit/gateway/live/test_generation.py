@@ -16,7 +16,7 @@ from services.gateway.types import Delivery, GenerationRequest, RequestId, Token
 from services.generation.conversation import ToolCallPart
 from services.generation.finish import FinishReason
 from services.generation.prompts import TextPrompt
-from services.kit.errors import OverloadedError
+from services.kit.errors import OverloadedError, ServiceError
 from services.pacing.types import ServiceLevel
 
 MAX_UNDELIVERED_TOKENS = 4
@@ -89,6 +89,16 @@ class Listener:
     def __init__(self) -> None:
         self.counts: list[int] = []
         self.holds: list[bool] = []
+        self.num_taken = 0
+        self.errors: list[ServiceError] = []
+        self.keeps = False  # what is lost
+
+    def taken(self) -> None:
+        self.num_taken += 1
+
+    def lost(self, error: ServiceError) -> ServiceError | None:
+        self.errors.append(error)
+        return None if self.keeps else error
 
     def progressed(self, num_delivered: int) -> None:
         self.counts.append(num_delivered)
@@ -201,7 +211,7 @@ async def test_a_cancelled_request_drops_what_the_reader_does_not_have() -> None
 
 async def test_a_batch_counts_as_delivered_when_the_next_is_asked_for() -> None:
     generation = make_generation(ServiceLevel())
-    generation.listen(listener := Listener())
+    generation.held_by(listener := Listener())
     batches = generation.batches()
     generation.extended(make_tokens(2), 0.0)
 
@@ -275,7 +285,7 @@ async def turns() -> None:
 
 async def test_an_open_outlet_takes_each_token_in_the_moment_that_it_is_due() -> None:
     generation = make_generation(ServiceLevel())
-    generation.listen(listener := Listener())
+    generation.held_by(listener := Listener())
     outlet = Outlet()
     generation.extended(make_tokens(2), 0.0)  # before there is an outlet
     writing = asyncio.ensure_future(generation.write_to(outlet))
@@ -294,7 +304,7 @@ async def test_an_open_outlet_takes_each_token_in_the_moment_that_it_is_due() ->
 
 async def test_tokens_that_come_due_while_an_outlet_is_closed_go_out_as_one() -> None:
     generation = make_generation(ServiceLevel())
-    generation.listen(listener := Listener())
+    generation.held_by(listener := Listener())
     outlet = Outlet()
     writing = asyncio.ensure_future(generation.write_to(outlet))
     await turns()
@@ -439,7 +449,7 @@ async def test_an_outlet_that_fails_ends_its_own_request_only() -> None:
 
 async def test_a_reader_that_lags_has_generation_held_until_it_has_caught_up() -> None:
     generation = make_generation(ServiceLevel())
-    generation.listen(listener := Listener())
+    generation.held_by(listener := Listener())
     batches = generation.batches()
     generation.extended(make_tokens(MAX_UNDELIVERED_TOKENS - 1), 0.0)
     await anext(batches)
@@ -452,19 +462,22 @@ async def test_a_reader_that_lags_has_generation_held_until_it_has_caught_up() -
     assert listener.holds == [True, False]
 
 
-async def test_who_listens_late_hears_that_generation_should_be_held() -> None:
+async def test_an_executor_that_takes_over_hears_that_generation_should_be_held() -> None:
     generation = make_generation(ServiceLevel())
     generation.extended(make_tokens(MAX_UNDELIVERED_TOKENS), 0.0)
-    generation.listen(listener := Listener())
+    generation.held_by(listener := Listener())
+    assert listener.holds == []
 
-    assert listener.holds == [True]
+    generation.accepted(5)
+
+    assert (listener.num_taken, listener.holds) == (1, [True])
 
 
 async def test_tokens_that_are_held_back_hold_generation_when_they_are_too_many() -> None:
     """It goes on when half of what may be held back is left."""
     timer, clock = Timer(), Clock()
     generation = make_generation(clock=clock, pacer=Pacer(clock=clock, timer=timer))
-    generation.listen(listener := Listener())
+    generation.held_by(listener := Listener())
     writing = asyncio.create_task(generation.write_to(Outlet()))
     await turns()
     tokens = make_tokens(101)

@@ -1,0 +1,83 @@
+"""What another executor needs to go on with an answer, and how it went on so far."""
+
+import math
+from array import array
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from services.gateway import metrics
+from services.gateway.types import Continued, Resume, Token
+from services.pacing.attainment import DELIVERY_TOLERANCE_S
+from services.pacing.cause import Cause, Delay
+
+
+class Continuation:
+    """Of one answer. Ids take 4 bytes each; above a bound they are let go of, and the answer stays
+    where it is.
+    """
+
+    def __init__(self, max_kept_tokens: int) -> None:
+        """Keep the ids of so many tokens at most; 0: of none."""
+        self._max_kept_tokens = max_kept_tokens
+        self._ids = array("i")
+        self._num_tokens = 0
+        self.max_tokens = 0  # that the whole answer may have; 0: not known
+        self.prompt_digest = 0
+        self.moves = 0
+        self.continued = Continued.IDENTICAL
+        self.gap_since_s: float | None = None  # since when it has no executor, until tokens come
+
+    @property
+    def is_complete(self) -> bool:
+        """Say whether all ids are here."""
+        return len(self._ids) == self._num_tokens
+
+    def add(self, tokens: Sequence[Token]) -> None:
+        """Take in the next tokens."""
+        is_complete = self.is_complete
+        self._num_tokens += len(tokens)
+        if self._num_tokens > self._max_kept_tokens:
+            self._ids = array("i")
+        elif is_complete:
+            self._ids.extend([token.id for token in tokens])
+
+    def forget(self) -> None:
+        """Begin again without any token."""
+        self._ids, self._num_tokens = array("i"), 0
+
+    def moved(self, how: Continued) -> None:
+        """Take in that another executor has the answer, or its own again."""
+        self.moves += 1
+        if how is Continued.VALID:
+            self.continued = how
+
+    def end_gap(
+        self, tokens: Sequence[Token], generated_s: float, runs_dry_s: float
+    ) -> Sequence[Token]:
+        """Note that tokens come again, `runs_dry_s` being when the reader has read those before;
+        infinite: none is read. Returns them; the first is late by the gap.
+        """
+        since_s, self.gap_since_s = self.gap_since_s, None
+        assert since_s is not None
+        gap_s = generated_s - since_s
+        metrics.MOVE_GAP_SECONDS.observe(gap_s)
+        if generated_s <= runs_dry_s + DELIVERY_TOLERANCE_S and runs_dry_s < math.inf:
+            metrics.MOVES_HIDDEN.inc()
+        first, *others = tokens
+        return [replace(first, delay=Delay(Cause.FAILOVER, gap_s)), *others]
+
+    def resume(
+        self, *, num_delivered: int, last_due_age_s: float, arrived_age_s: float
+    ) -> Resume | None:
+        """Return what hands the answer over; None: there is nothing of it yet."""
+        if not self._num_tokens:
+            return None
+        return Resume(
+            output_ids=self._ids,
+            max_tokens=self.max_tokens,
+            num_delivered_tokens=num_delivered,
+            last_due_age_s=last_due_age_s,
+            arrived_age_s=arrived_age_s,
+            prompt_digest=self.prompt_digest,
+        )

@@ -1,0 +1,170 @@
+"""What becomes of an answer whose executor was lost. Pure."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from services.gateway.errors import EngineFailedError, LeavingError, LinkStalledError
+from services.gateway.executors.routing import Candidate
+from services.gateway.types import Continued
+from services.kit.errors import ServiceError
+
+TRIAL_TOKENS = 32
+TRIAL_S = 2.0
+MAX_COUNTS = 2  # losses while on trial, with which a request is taken for their cause
+POISON = "executors were lost twice just after they had begun with the request"
+
+
+class MoveCause(Enum):
+    """Why an answer is without an executor."""
+
+    LINK = "link"  # the connection is gone, and may be the executor with it
+    ENGINE = "engine"  # the executor gave up on it
+    STALL = "stall"  # the executor hangs
+    LEAVING = "leaving"  # the executor shuts down
+
+
+class Step(Enum):
+    """What to do with it."""
+
+    CONTINUE = "continued"
+    BEGIN_AGAIN = "begun_again"
+    GIVE_UP = "given_up"
+    WAIT = "waiting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailoverLimits:
+    """Which answers move, and for how long an executor is looked for."""
+
+    timeout_s: float = 60.0  # 0: answers that were begun end with an error, others do not wait
+    max_kept_tokens: int = 1 << 17  # of an answer that moves; ids take 4 bytes each, >= 0
+    across_numerics: bool = True  # also between executors that round differently
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostAnswer:
+    """An answer without an executor."""
+
+    model: str
+    is_whole: bool  # its reader gets it when it is complete, and has nothing of it
+    num_tokens: int  # of the answer, so far
+    is_complete: bool  # the ids of all of them are known
+    num_prompt_tokens: int  # 0: not known
+    max_tokens: int  # of the whole answer; 0: not known
+    home: Candidate | None  # the executor that had it; None: none had taken it
+    lost_at: str  # address of the executor that was lost last
+    num_counts: int = 0  # losses while it was on trial
+    waited_s: float = 0.0  # since its first loss without a token after it
+    refusal: str = ""  # the newest one's words; empty: no executor has refused it
+
+    @property
+    def may_begin_again(self) -> bool:
+        """Say whether nothing of it has been handed to a reader."""
+        return self.is_whole or not self.num_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do with an answer, where, or why nothing can be done."""
+
+    step: Step
+    to: Candidate | None = None  # to continue or begin again
+    why: str = ""  # to give up
+
+
+WAIT = Verdict(Step.WAIT)
+
+
+def cause_of_move(error: ServiceError) -> MoveCause:
+    """Return why an executor was lost, from what ended the request there."""
+    match error:
+        case LinkStalledError():
+            return MoveCause.STALL
+        case LeavingError():
+            return MoveCause.LEAVING
+        case EngineFailedError():
+            return MoveCause.ENGINE
+    return MoveCause.LINK
+
+
+def how_continued(before: Candidate, after: Candidate) -> Continued:
+    """Return what an answer is that goes on at another executor."""
+    is_alike = before.numerics == after.numerics
+    is_repeatable = before.is_repeatable and after.is_repeatable
+    return Continued.IDENTICAL if is_alike and is_repeatable else Continued.VALID
+
+
+def is_on_trial(*, num_tokens: int, since_s: float) -> bool:
+    """Say whether a request may be what its executor is lost to, having made so many tokens there
+    in so many seconds.
+    """
+    return num_tokens < TRIAL_TOKENS and since_s < TRIAL_S
+
+
+def decide(
+    answer: LostAnswer,
+    candidates: Sequence[Candidate],
+    limits: FailoverLimits,
+    *,
+    never: Collection[str] = (),
+    not_now: Collection[str] = (),
+) -> Verdict:
+    """Say what to do with an answer, `candidates` being the executors that are connected: those at
+    the addresses of `never` have refused it for good, those of `not_now` are to be left alone.
+    """
+    if answer.num_counts >= MAX_COUNTS:
+        return Verdict(Step.GIVE_UP, why=POISON)
+    reason = _why_it_stays(answer, limits)
+    may_begin = answer.may_begin_again and (limits.timeout_s > 0 or not answer.num_tokens)
+    if reason and not may_begin:
+        return Verdict(Step.GIVE_UP, why=reason)
+    able = [one for one in candidates if answer.model in one.models and _has_room(answer, one)]
+    alike = [] if reason else [one for one in able if _is_alike(answer, one, limits)]
+    for step, fit in ((Step.CONTINUE, alike), (Step.BEGIN_AGAIN, able if may_begin else [])):
+        free = [one for one in fit if one.address not in never and one.address not in not_now]
+        if free:
+            return Verdict(step, to=_least_loaded(free, but=answer.lost_at))
+    fit = able if may_begin else alike
+    is_refused = bool(fit) and all(one.address in never for one in fit)
+    if is_refused or answer.waited_s >= limits.timeout_s:
+        return Verdict(Step.GIVE_UP, why=answer.refusal or _what_lacks(fit))
+    return WAIT
+
+
+def _why_it_stays(answer: LostAnswer, limits: FailoverLimits) -> str:
+    """Say why an answer cannot be continued anywhere; empty: it can."""
+    if not answer.num_tokens:
+        return "nothing of it is there"
+    if limits.timeout_s <= 0:
+        return "answers do not move here"
+    if not answer.is_complete:
+        return f"it has more than {limits.max_kept_tokens} tokens"
+    if answer.home is None or not answer.home.fingerprints.get(answer.model):
+        return "its executor does not say what it takes to go on with it"
+    if not answer.max_tokens:
+        return "its executor does not say how long it may be"
+    return ""
+
+
+def _has_room(answer: LostAnswer, candidate: Candidate) -> bool:
+    return answer.num_prompt_tokens + answer.max_tokens <= candidate.max_model_len
+
+
+def _is_alike(answer: LostAnswer, candidate: Candidate, limits: FailoverLimits) -> bool:
+    home = answer.home
+    if home is None or candidate.fingerprints.get(answer.model) != home.fingerprints[answer.model]:
+        return False
+    return limits.across_numerics or candidate.numerics == home.numerics
+
+
+def _least_loaded(candidates: Sequence[Candidate], *, but: str) -> Candidate:
+    """Return the one with the fewest requests; that at the address `but` only if it is alone."""
+    others = [one for one in candidates if one.address != but]
+    return min(others or candidates, key=lambda one: one.num_inflight)
+
+
+def _what_lacks(fit: Sequence[Candidate]) -> str:
+    if fit:
+        return "no executor took it in time"
+    return "no executor that could go on with it is connected"
