@@ -89,11 +89,11 @@ def one_gateway(executor: str, model: str) -> Iterator[Edge]:
     }
     edge = Edge(f"http://127.0.0.1:{http_port}", f"127.0.0.1:{grpc_port}", model)
     with running("services.gateway", settings=settings):
-        wait_until(lambda: _is_ready(edge.url), "the gateway is ready")
+        wait_until(lambda: is_ready(edge.url), "the gateway is ready")
         yield edge
 
 
-def _is_ready(url: str) -> bool:
+def is_ready(url: str) -> bool:
     try:
         return httpx.get(f"{url}/ready").is_success
     except httpx.TransportError:

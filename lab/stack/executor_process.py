@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -126,6 +127,12 @@ class ExecutorProcess:
     def log_tail(self, num_lines: int = 40) -> str:
         lines = self._log_path.read_text(errors="replace").splitlines()
         return "\n".join(lines[-num_lines:])
+
+    def kill(self) -> None:
+        """Kill the front and its engine, be they stopped or not."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
     def stop(self) -> None:
         """Stop the process and whatever is left of its engine."""

@@ -1,0 +1,246 @@
+"""What is done to an executor while it answers, and what readers feel of it.
+
+The same load is answered once undisturbed; each case then has one of the executors killed, stopped,
+asked to end, or cut off, and every answer is compared with the undisturbed one.
+"""
+
+import asyncio
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.document import Benchmark, Row
+from bench.failover.asked import RATE_TPS, Asked, Got, ask_all, load
+from bench.failover.site import ENGINE_STALL_S, LINK_STALL_S, Site, name_of, time_of
+
+FAULT_AFTER_S = 4.0  # from the first token on that all readers have
+FELT_S = 0.75  # of a reader to whom tokens come each 1 / RATE_TPS
+SETTLE_S = 20.0  # a process that was stopped is let go on after so long
+
+Fault = Callable[[Site, int], None]
+
+
+def kill(site: Site, number: int) -> None:
+    _signal_front(site, number, signal.SIGKILL)
+
+
+def stop(site: Site, number: int) -> None:
+    _signal_front(site, number, signal.SIGSTOP)
+
+
+def end(site: Site, number: int) -> None:
+    _signal_front(site, number, signal.SIGTERM)
+
+
+def kill_core(site: Site, number: int) -> None:
+    _core(site, number).kill()
+
+
+def stop_core(site: Site, number: int) -> None:
+    _core(site, number).suspend()
+
+
+def cut(site: Site, number: int) -> None:
+    site.links[number].cut()
+
+
+def silence(site: Site, number: int) -> None:
+    quiet = site.links[number].silent()
+    quiet.__enter__()
+    site.broken = quiet
+
+
+def _signal_front(site: Site, number: int, what: int) -> None:
+    site.executors[number].process.send_signal(what)
+
+
+def _core(site: Site, number: int) -> psutil.Process:
+    return site.executors[number].engine_processes()[0]
+
+
+CASES: Mapping[str, Fault] = {
+    "front killed": kill,
+    "front stopped": stop,
+    "engine killed": kill_core,
+    "engine stopped": stop_core,
+    "SIGTERM": end,
+    "link cut": cut,
+    "link silent": silence,
+}
+IS_DEAD = frozenset({"front killed", "front stopped", "engine killed", "engine stopped", "SIGTERM"})
+# Within what the gateway takes an executor for lost, from the fault on.
+NOTICED_S = {
+    "front stopped": LINK_STALL_S + 1,
+    "link silent": LINK_STALL_S + 1,
+    "engine stopped": ENGINE_STALL_S + 4,
+}
+
+
+def measure() -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        two = _measured(Path(folder), num_executors=2, cases=CASES)
+    with tempfile.TemporaryDirectory() as folder:
+        lone = _measured(Path(folder), num_executors=1, cases=LONE)
+    return [*two, *lone]
+
+
+def _measured(folder: Path, *, num_executors: int, cases: Mapping[str, Fault]) -> list[Row]:
+    site = Site(folder, num_executors=num_executors)
+    with site.running():
+        requests = load(site.edge.model)
+        asyncio.run(ask_all(site.edge, requests))  # forms are compiled
+        expected = asyncio.run(ask_all(site.edge, requests))
+        assert not any(got.error for got in expected.values()), expected
+        return [
+            {"executors": num_executors, **_case(site, name, fault, requests, expected)}
+            for name, fault in cases.items()
+        ]
+
+
+def _kill_and_restart(site: Site, number: int) -> None:
+    kill(site, number)
+    site.restart(number)
+
+
+def _kill_core_and_restart(site: Site, number: int) -> None:
+    kill_core(site, number)
+    site.restart(number)
+
+
+LONE: Mapping[str, Fault] = {
+    "front killed": _kill_and_restart,
+    "engine killed": _kill_core_and_restart,
+    "link cut": cut,
+}
+
+
+def _case(
+    site: Site, name: str, fault: Fault, requests: list[Asked], expected: Mapping[str, Got]
+) -> Row:
+    place = site.place_in_log
+    told: list[float] = []
+
+    async def disturbed() -> dict[str, Got]:
+        answering = asyncio.ensure_future(ask_all(site.edge, requests))
+        await asyncio.sleep(FAULT_AFTER_S)
+        told.append(time.time())
+        await asyncio.to_thread(fault, site, 0)
+        return await answering
+
+    answers = asyncio.run(disturbed())
+    moved = site.told("request_moved", since=place)
+    felt = {asked.name: answers[asked.name].longest_gap_s > FELT_S for asked in requests}
+    deposits = [_deposit_s(line, answers) for line in moved]
+    row = {
+        "case": name,
+        "identical": sum(
+            not got.error and got.said == expected[name].said for name, got in answers.items()
+        ),
+        "asked": len(requests),
+        "errors": [got.error for got in answers.values() if got.error],
+        "differing": [name for name, got in answers.items() if got.said != expected[name].said],
+        "noticed_s": min((time_of(one) - one["waited_s"] for one in moved), default=0.0) - told[0]
+        if moved
+        else None,
+        "moved": len(moved),
+        "gaps_s": [one["waited_s"] for one in moved],
+        "deposits_s": deposits,
+        "longest_gaps_s": [got.longest_gap_s for got in answers.values()],
+        "felt_nothing": sum(not one for one in felt.values()),
+        "moved_felt_nothing": sum(not felt.get(name_of(one), False) for one in moved),
+        "hidden_by_formula": sum(
+            deposit > one["waited_s"] for deposit, one in zip(deposits, moved, strict=True)
+        ),
+    }
+    _mend(site, name)
+    return row
+
+
+def _deposit_s(line: Mapping[str, Any], answers: Mapping[str, Got]) -> float:
+    """Return for how long the reader had enough when the executor was lost."""
+    lost_s = time_of(dict(line)) - line["waited_s"]
+    got = answers.get(name_of(dict(line)))
+    num_read = sum(one <= lost_s for one in got.arrived_s) if got else 0
+    return float((line["num_tokens"] - num_read) / RATE_TPS)
+
+
+def _mend(site: Site, name: str) -> None:
+    """Have both executors serve again."""
+    place = site.place_in_log
+    if site.broken is not None:
+        time.sleep(SETTLE_S)
+        site.broken.__exit__(None, None, None)
+        site.broken = None
+        site.wait_connected(1, since=place)
+    elif name in IS_DEAD and len(site.executors) > 1:
+        site.executors[0].kill()
+        site.restart(0)
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    lines = [
+        ["executors", "what", "identical", "errors", "moved", "noticed, s", "gap, s", "felt", "of"]
+    ]
+    for row in rows:
+        gaps_s = row["gaps_s"]
+        moved = row["moved"]
+        lines.append(
+            [
+                str(row["executors"]),
+                row["case"],
+                f"{row['identical']} of {row['asked']}",
+                str(len(row["errors"])),
+                str(moved),
+                f"{row['noticed_s']:.1f}" if moved else "",
+                f"{min(gaps_s):.1f} to {max(gaps_s):.1f}" if gaps_s else "",
+                str(row["asked"] - row["felt_nothing"]),
+                f"{moved - row['hidden_by_formula']} by their deposits",
+            ]
+        )
+    return lines
+
+
+def verdicts(rows: Sequence[Row]) -> list[str]:
+    """Say whether answers are identical, hangs are noticed in time, and deposits hide gaps."""
+    identical = sum(row["identical"] for row in rows)
+    asked = sum(row["asked"] for row in rows)
+    late = [
+        row["case"]
+        for row in rows
+        if row["case"] in NOTICED_S
+        and row["noticed_s"] is not None
+        and row["noticed_s"] > NOTICED_S[row["case"]]
+    ]
+    hidden = sum(row["moved_felt_nothing"] for row in rows)
+    by_formula = sum(row["hidden_by_formula"] for row in rows)
+    return [
+        f"identical: {identical} of {asked} (bar: all)",
+        f"errors: {sum(len(row['errors']) for row in rows)} (bar: 0)",
+        f"noticed too late: {', '.join(late) or 'none'}",
+        f"moved without a pause: {hidden}, by what was in deposit {by_formula} (bar: 5 % fewer)",
+    ]
+
+
+BENCHMARK = Benchmark(
+    name="deaths",
+    title="An executor that dies, hangs, leaves or is cut off under 22 readers "
+    f"of {RATE_TPS:.0f} tokens/s",
+    definitions={
+        "identical": "answers whose text, ids, calls, log-probabilities (three places), counts "
+        "and ending are those of an undisturbed run",
+        "moved": "answers that went on elsewhere, or at the same executor when it was back; "
+        "`n` answers count each",
+        "noticed": "from the fault until the gateway took the executor for lost",
+        "gap": "from then on until an executor had taken the answer",
+        "felt": f"readers to whom nothing came for more than {FELT_S} s",
+        "of": "answers whose deposit was shorter than the gap",
+    },
+    measure=measure,
+    table=table,
+    verdicts=verdicts,
+)

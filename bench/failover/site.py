@@ -1,0 +1,103 @@
+"""Two executors behind links that can be broken, and a gateway."""
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bench.failover.asked import MARK
+from bench.gateway.heavy_requests import Edge
+from bench.gateway.large_chats import is_ready
+from bench.gateway.processes import running, wait_until
+from lab.stack.executor_process import ExecutorProcess
+from lab.stack.link_proxy import LinkProxy
+from lab.stack.ports import free_port
+
+MODEL = "exactness"
+ENGINE_STALL_S = 6.0  # lowered: what is measured is that it is kept
+LINK_STALL_S = 3.0
+
+
+class Site:
+    """`num_executors` executors, one gateway. Executors can be started again after their death."""
+
+    def __init__(self, folder: Path, *, num_executors: int = 2, **settings: object) -> None:
+        """`settings`: of the executors, without their prefix."""
+        self._folder = folder
+        self.broken: AbstractContextManager[None] | None = None  # a link that is silent
+        self.executors = [
+            ExecutorProcess(
+                folder / f"executor-{number}.log",
+                SERVED_MODEL_NAME=MODEL,
+                ID=f"executor-{number}",
+                TOOL_CALL_PARSER="hermes",
+                DRAIN_TIMEOUT_S=30,
+                **settings,
+            )
+            for number in range(num_executors)
+        ]
+        self.links = [LinkProxy(executor.address) for executor in self.executors]
+        ports = free_port(), free_port()
+        self.edge = Edge(f"http://127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}", MODEL)
+
+    @contextmanager
+    def running(self) -> Iterator["Site"]:
+        settings = {
+            "EVENFLOW_GATEWAY_HTTP_PORT": self.edge.url.rpartition(":")[2],
+            "EVENFLOW_GATEWAY_GRPC_PORT": self.edge.grpc_address.rpartition(":")[2],
+            "EVENFLOW_GATEWAY_EXECUTORS": ",".join(link.address for link in self.links),
+            "EVENFLOW_GATEWAY_METRICS_PORT": 0,
+            "EVENFLOW_GATEWAY_TRACKER": "",
+            "EVENFLOW_GATEWAY_LINK_STALL_S": LINK_STALL_S,
+            "EVENFLOW_GATEWAY_ENGINE_STALL_S": ENGINE_STALL_S,
+        }
+        with ExitStack() as stack:
+            for executor, link in zip(self.executors, self.links, strict=True):
+                executor.start()
+                stack.callback(executor.stop)
+                stack.enter_context(link)
+            log = stack.enter_context((self._folder / "gateway.log").open("w"))
+            stack.enter_context(running("services.gateway", settings=settings, log=log))
+            for executor in self.executors:
+                executor.wait_serving()
+            wait_until(lambda: is_ready(self.edge.url), "the gateway is ready")
+            self.wait_connected(len(self.executors))
+            yield self
+
+    def wait_connected(self, num_executors: int, since: int = 0) -> None:
+        """Wait until so many executors have been connected, counted from a place in the log."""
+        wait_until(
+            lambda: len(self.told("executor_connected", since=since)) >= num_executors,
+            "the executors are connected",
+        )
+
+    def told(self, event: str, *, since: int = 0) -> list[dict[str, Any]]:
+        """Return what the gateway's log says of an event from a place on."""
+        text = (self._folder / "gateway.log").read_text()[since:]
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        return [line for line in lines if line.get("event") == event]
+
+    @property
+    def place_in_log(self) -> int:
+        return len((self._folder / "gateway.log").read_text())
+
+    def restart(self, number: int) -> None:
+        """Start an executor again, whose front is gone, and wait until the gateway has it."""
+        place = self.place_in_log
+        executor = self.executors[number]
+        executor.stop()
+        executor.start()
+        executor.wait_serving()
+        self.wait_connected(1, since=place)
+
+
+def time_of(line: dict[str, Any]) -> float:
+    """Return when a line was logged, in seconds since the epoch."""
+    return datetime.fromisoformat(line["timestamp"]).timestamp()
+
+
+def name_of(line: dict[str, Any]) -> str:
+    """Return which of the load's requests a line is about."""
+    return str(line["request_id"]).removeprefix(f"{MARK}-").rpartition(":")[0]
