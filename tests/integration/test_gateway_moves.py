@@ -658,6 +658,16 @@ async def test_an_engine_that_makes_no_step_while_readers_wait_is_given_up() -> 
             await asyncio.sleep(0.1)
         second.goes_on.set()
         assert list(await asyncio.gather(*streams)) == expected
+
+        await first.until(lambda: len(first.epochs) == 2)  # its front goes on, and its engine hangs
+        await first.until(lambda: len(first.submits) == 2)
+        probe, num_submits = first.submits[-1], len(second.submits)
+        await asyncio.gather(*(ask_for_stream(client, f"s{k}") for k in range(3)))
+        assert (probe.sampling.max_tokens, len(probe.token_ids.ids)) == (1, 1)
+        assert len(second.submits) == num_submits + 3
+        first.goes_on.set()
+        while len(first.submits) == 2:
+            await ask_for_stream(client, "again")
     assert len(second.epochs) == 1
 
 
