@@ -22,7 +22,8 @@ MODEL = "exactness"
 class Answer:
     """What came back for one request."""
 
-    num_prompt_tokens: int | None = None
+    num_known: int = 0  # tokens that the request came with
+    taken: pb.Accepted | None = None
     rejected: pb.Rejected | None = None
     tokens: list[pb.Token] = field(default_factory=list)
     arrived_s: list[float] = field(default_factory=list)  # one per token, monotonic
@@ -31,6 +32,10 @@ class Answer:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     accepted: asyncio.Event = field(default_factory=asyncio.Event)
     started: asyncio.Event = field(default_factory=asyncio.Event)  # has a token
+
+    @property
+    def num_prompt_tokens(self) -> int | None:
+        return None if self.taken is None else self.taken.num_prompt_tokens
 
     @property
     def ids(self) -> list[int]:
@@ -71,6 +76,21 @@ def places(
         {str(one.id): (one.logprob, one.token) for one in (place.chosen, *place.top)}
         for place in scored
     ]
+
+
+def resume_of(answer: Answer, num_tokens: int) -> pb.Resume:
+    """Return what another executor needs to go on behind the first tokens of an answer."""
+    assert answer.taken is not None
+    assert answer.ending is not None
+    return pb.Resume(
+        output_ids=answer.ids[:num_tokens],
+        max_tokens=answer.taken.max_tokens,
+        num_delivered_tokens=num_tokens // 2,
+        last_due_age_s=0.5,
+        arrived_age_s=3.0,
+        num_cached_tokens=answer.ending.num_cached_tokens,
+        prompt_digest=answer.taken.prompt_digest,
+    )
 
 
 class GatewayStream:
@@ -116,8 +136,9 @@ class GatewayStream:
 
     async def submit(self, request_id: str, **fields: Any) -> Answer:
         """Submit a request and return its answer, which fills as frames arrive."""
-        answer = self.answers[request_id]
-        await self.send(submit=make_submit(request_id, **fields))
+        answer, submit = self.answers[request_id], make_submit(request_id, **fields)
+        answer.num_known = len(submit.resume.output_ids)
+        await self.send(submit=submit)
         return answer
 
     async def ask(self, request_id: str, **fields: Any) -> Answer:
@@ -186,8 +207,8 @@ class GatewayStream:
 
     def _take(self, frame: pb.StreamResponse) -> None:
         for accepted in frame.accepted:
-            assert self.answers[accepted.request_id].num_prompt_tokens is None
-            self.answers[accepted.request_id].num_prompt_tokens = accepted.num_prompt_tokens
+            assert self.answers[accepted.request_id].taken is None
+            self.answers[accepted.request_id].taken = accepted
             self.answers[accepted.request_id].accepted.set()
         for rejected in frame.rejected:
             answer = self.answers[rejected.request_id]
@@ -198,9 +219,9 @@ class GatewayStream:
 
     def _take_output(self, output: pb.RequestOutput) -> None:
         answer = self.answers[output.request_id]
-        assert answer.num_prompt_tokens is not None, "tokens before the acceptance"
+        assert answer.taken is not None, "tokens before the acceptance"
         assert answer.ending is None, "something after the ending"
-        assert output.first_token_index == len(answer.tokens), "a gap"
+        assert output.first_token_index == answer.num_known + len(answer.tokens), "a gap"
         if output.HasField("prompt"):
             assert output.tokens, "an echo without a token"
             assert not answer.tokens, "an echo after the first token"

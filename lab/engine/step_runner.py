@@ -22,6 +22,7 @@ from services.control.options import ControllerOptions
 from services.executor.engine.config import (
     ASYNC_SCHEDULER,
     CPU_EXECUTOR,
+    CPU_WORKER,
     SYNC_SCHEDULER,
     use_layerwise_scheduler,
 )
@@ -158,6 +159,8 @@ def make_engine(case: EngineCase) -> Any:
         arguments["speculative_config"] = dict(case.speculative)
     if case.kv is not None:
         arguments.update(case.kv.engine_args())
+    elif case.controller is not None:
+        arguments["worker_cls"] = CPU_WORKER
     config = EngineArgs(**arguments).create_engine_config()
     config.scheduler_config.async_scheduling = case.asynchronous  # CPU platforms switch it off
     if case.num_ranks > 1:

@@ -60,6 +60,7 @@ async def serve(settings: ExecutorSettings) -> int:
     await server.mark_serving()
     lease = _start_lease(settings, server.port, tracker, engine)
     accounts = asyncio.create_task(Accounts(front, engine).run(), name="accounts")
+    beats = asyncio.create_task(front.beat(), name="beats")
     await _first_of(stop, engine.died)
     if engine.died.is_set():
         front.die()
@@ -67,6 +68,7 @@ async def serve(settings: ExecutorSettings) -> int:
     else:
         await _drain(settings, server, front, tracker)
     accounts.cancel()
+    beats.cancel()
     await _stop_reporting(tracker, lease)
     await engine.close()
     await asyncio.to_thread(tracing.close)

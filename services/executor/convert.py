@@ -17,6 +17,7 @@ from services.executor.types import (
     ModelInfo,
     RejectCode,
     Rejection,
+    Resume,
     Submission,
     Token,
 )
@@ -57,13 +58,16 @@ _REQUEST_STATES = {
 _RESIDENCIES = {place.value: number for place, number in numbers(GroupPlace, pb.Residency).items()}
 
 
-def gateway_id_from_proto(message: pb.StreamRequest | None) -> str:
-    """Return who opens the stream; InvalidRequestError unless it says so."""
+def hello_from_proto(message: pb.StreamRequest | None) -> pb.Hello:
+    """Return what the gateway says that opens the stream; InvalidRequestError unless it says who it
+    is.
+    """
     if message is None or message.WhichOneof("message") != "hello":
         raise InvalidRequestError("the first message must be hello", field="hello")
     if not message.hello.gateway_id:
         raise InvalidRequestError("gateway_id is required", field="gateway_id")
-    return message.hello.gateway_id
+    _require(message.hello.epoch >= 0, "epoch", "epoch must be >= 0")
+    return message.hello
 
 
 def request_ids_from_proto(submit: pb.Submit) -> list[str]:
@@ -94,7 +98,28 @@ def _submission(submit: pb.Submit) -> Submission:
         sampling=sampling_from_proto(submit.sampling, path=""),
         service_level=read(ServiceLevel, submit.service_level),
         trace=_trace(submit.trace_context),
+        resume=_resume(submit),
     )
+
+
+def _resume(submit: pb.Submit) -> Resume | None:
+    if not submit.HasField("resume"):
+        return None
+    resume = read(Resume, submit.resume, path="resume")
+    num_known = len(resume.output_ids)
+    _require(not submit.further_answers, "resume", "resume: is of one answer")
+    _require(num_known > 0, "resume.output_ids", "resume.output_ids: must not be empty")
+    _require(
+        num_known <= resume.max_tokens,
+        "resume.max_tokens",
+        "resume.max_tokens: is less than the answer has",
+    )
+    _require(
+        resume.num_delivered_tokens <= num_known,
+        "resume.num_delivered_tokens",
+        "resume.num_delivered_tokens: is more than the answer has",
+    )
+    return resume
 
 
 def _trace(context: pb.TraceContext) -> TraceContext | None:
@@ -133,11 +158,14 @@ def frame_to_proto(frame: Frame) -> pb.StreamResponse:
                 request_id=request_id,
                 num_prompt_tokens=accepted.num_prompt_tokens,
                 max_tokens=accepted.max_tokens,
+                prompt_digest=accepted.prompt_digest,
             )
             for request_id, accepted in frame.accepted.items()
         ],
         rejected=[_rejected(request_id, rejection) for request_id, rejection in frame.rejected],
         outputs=[_output(request_id, output) for request_id, output in frame.outputs.items()],
+        num_engine_steps=frame.num_engine_steps,
+        is_leaving=frame.is_leaving,
     )
 
 

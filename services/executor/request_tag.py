@@ -1,11 +1,12 @@
-"""What a request was promised, on its way to the scheduler; why a token is late, on its way back.
+"""What a request was promised and has already, on its way to the scheduler; and why a token is
+late, on its way back.
 
 The scheduler lives in another process; vLLM carries `SamplingParams.extra_args` there, and
 `kv_transfer_params` of an output to the front.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
 from services.pacing.cause import Cause, Delay
@@ -13,6 +14,7 @@ from services.pacing.types import NO_SERVICE_LEVEL, Release, ServiceLevel
 
 EXTRA_ARGS_KEY = "evenflow"
 READS_KEY = "evenflow_reads"
+RESUME_KEY = "evenflow_resume"
 DELAY_KEY = "evenflow_delay"
 
 
@@ -35,6 +37,29 @@ def from_extra_args(extra_args: Mapping[str, Any] | None) -> ServiceLevel:
 def reads_from_first(extra_args: Mapping[str, Any] | None) -> bool:
     """Return whether tokens are read from the first one on; so they are in a request without it."""
     return bool((extra_args or {}).get(READS_KEY, True))
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a request has that was begun elsewhere; ages in seconds."""
+
+    output_ids: list[int]
+    num_delivered_tokens: int
+    last_due_age_s: float  # < 0: the newest token is due later
+    arrived_age_s: float
+
+
+def with_begun(extra_args: dict[str, Any], begun: Begun, *, reads: bool) -> dict[str, Any]:
+    """Return `extra_args` that carry what a request has, too, made of plain values, and whether the
+    tokens to come are read.
+    """
+    return extra_args | {READS_KEY: reads, RESUME_KEY: astuple(begun)}
+
+
+def begun_of(extra_args: Mapping[str, Any] | None) -> Begun | None:
+    """Return what `with_begun` packed; None for a request that begins here."""
+    packed = (extra_args or {}).get(RESUME_KEY)
+    return None if packed is None else Begun(*packed)
 
 
 def to_transfer_params(delay: Delay) -> dict[str, Any]:

@@ -22,9 +22,10 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
     async def Stream(
         self, request_iterator: AsyncIterator[pb.StreamRequest], context: Context
     ) -> AsyncIterator[pb.StreamResponse]:
-        gateway_id = convert.gateway_id_from_proto(await anext(request_iterator, None))
-        session = self._front.open_session(gateway_id)
-        reader = asyncio.create_task(_read(request_iterator, session), name=f"read-{gateway_id}")
+        hello = convert.hello_from_proto(await anext(request_iterator, None))
+        session = self._front.open_session(hello.gateway_id, epoch=hello.epoch)
+        name = f"read-{hello.gateway_id}"
+        reader = asyncio.create_task(_read(request_iterator, session), name=name)
         reader.add_done_callback(partial(_on_input_end, session))
 
         def leave(ctx: Context) -> None:

@@ -12,12 +12,25 @@ from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.telemetry.trace_context import TraceContext
 from services.pacing.cause import Delay
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
-from services.placement.ranges import AtMost, PositiveInt
+from services.placement.ranges import (
+    MAX_INT32,
+    MAX_SECONDS,
+    AtMost,
+    Count,
+    PositiveInt,
+    Seconds,
+    Within,
+)
 from services.placement.run.reader_capacity import ReaderCapacity
 
 MAX_REQUEST_ID_LENGTH = 128
 
+MAX_INSTANT_S = 1e11  # since the epoch; calendars know it
+
 AnswerId: TypeAlias = Annotated[str, AtMost(MAX_REQUEST_ID_LENGTH)]
+OutputIds: TypeAlias = Annotated[tuple[int, ...], Within(0, MAX_INT32)]
+Age: TypeAlias = Annotated[float, Within(-MAX_SECONDS, MAX_SECONDS)]  # seconds; < 0: to come
+Instant: TypeAlias = Annotated[float, Within(0.0, MAX_INSTANT_S)]  # seconds since the epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +79,19 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """An answer that was begun elsewhere. Instants are ages: clocks differ."""
+
+    output_ids: OutputIds  # its tokens so far, at least one
+    max_tokens: PositiveInt  # of the whole answer; at least as many as `output_ids`
+    num_delivered_tokens: Count  # of `output_ids`, that its reader has
+    last_due_age_s: Age  # since the newest of them was due at the reader
+    arrived_age_s: Seconds  # since the request arrived at its gateway
+    num_cached_tokens: Count  # of the prompt, when it was first computed
+    prompt_digest: int  # 0: any prompt will do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """One request as a gateway hands it over."""
 
@@ -81,6 +107,8 @@ class Submission:
     trace: TraceContext | None = None  # that it belongs to
     cache_salt: str = ""  # only requests with the same one share cached prefixes
     fair_key: str = ""  # the client among which preparation is shared; empty: not known
+    resume: Resume | None = None  # what its answer has already
+    rendered_at_s: Instant = 0.0  # that a chat template takes for now; 0: it has a clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +127,15 @@ class PreparedRequest:
     engine_id: str  # id inside the engine: unique, whatever gateways choose
     num_prompt_tokens: int
     max_tokens: int = 0  # that the answer may have, >= 1; 0: not known
+    prompt_digest: int = 0  # of the prompt's ids, > 0; 0: not known
     text: str | None = None  # the prompt, where it was rendered from text or is echoed
     first_token: str = ""  # the text of the prompt's first token, where the prompt is echoed
     prompt_ids: tuple[int, ...] = ()  # where they are to be given back
     core_request: Any = None  # the engine's own form of it
     parser: Any = None  # an `AnswerParser`, where the answer is parsed
-    reads: bool = True  # tokens are read from the first one on
+    reads: bool = True  # the tokens to come are read, as far as is known
+    resume: Resume | None = None
+    replayed: Any = None  # a `Replayed`, of a resumed answer
 
 
 class RejectCode(Enum):
@@ -118,6 +149,7 @@ class RejectCode(Enum):
     UNAVAILABLE = "unavailable"
     INTERNAL = "internal"
     BUSY = "busy"  # with the forms of other answers
+    CANNOT_RESUME = "cannot_resume"  # here: it is another prompt, or form, or there is less room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +184,7 @@ class Adapter:
 
     model: str  # id that requests name
     root: str  # directory or hub id
+    fingerprint: str = ""  # like the model's; empty: its answers do not move
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +210,9 @@ class ModelInfo:
     adapters: tuple[Adapter, ...] = ()
     template_variables: tuple[str, ...] = ()  # that the chat template reads, sorted; empty: unknown
     kv: "KVFacts | None" = None
+    fingerprint: str = ""  # equal where an answer can go on; empty: nowhere
+    numerics: str = ""  # what rounds, in words
+    is_batch_invariant: bool = False  # tokens do not depend on what else is in a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,15 @@ class ReaderModel:
         if self.reads:
             self.turn_s = due_s
 
+    def resumed(self, num_generated: int, last_due_s: float) -> None:
+        """Begin with tokens that were generated elsewhere, at least one, the newest of which is due
+        at `last_due_s`; those before it as far apart as they are read.
+        """
+        interval_s = self._interval_s if self.reads else 0.0
+        self._due_s = [last_due_s - interval_s * n for n in reversed(range(num_generated))]
+        self.turn_s = last_due_s if self.reads else None
+        self._run = (num_generated, self.turn_s)
+
     def turned(self, index: int, *, reads: bool, now_s: float) -> None:
         """Take over that tokens from `index` on are read, or are not, and those to come."""
         if reads is self.reads:

@@ -24,7 +24,7 @@ class RequestBuffer:
         """`reads`: whether tokens are read from the first one on; else `turned` says from where."""
         self.service_level = service_level
         self.time = TokenTime(arrived_s)
-        self._arrived_s = arrived_s
+        self._arrived_s = self._came_s = arrived_s
         self.interval_s = release_interval_s(service_level)  # 0: never held back
         self.num_generated = 0
         self.num_delivered = 0  # by the newest count
@@ -63,6 +63,17 @@ class RequestBuffer:
         self.num_generated = num_generated
         return delay
 
+    def resumed(
+        self, num_generated: int, *, num_delivered: int, last_due_s: float, now_s: float
+    ) -> None:
+        """Begin with tokens that another engine generated, at least one; the newest of them is due
+        at `last_due_s`. Of what is late no more than since `now_s` is this engine's.
+        """
+        self.time, self._came_s = TokenTime(now_s), now_s
+        self.num_generated = num_generated
+        self._reader.resumed(num_generated, last_due_s)
+        self.deliver(num_delivered, now_s)
+
     def _delay(self, now_s: float, turn_s: float) -> Delay:
         """Return why a token that comes now was not there by its turn."""
         delay = Delay(self.time.cause(now_s, turn_s), now_s - turn_s)
@@ -76,7 +87,7 @@ class RequestBuffer:
         turn_s = self._reader.turn_s
         if turn_s is None:
             return self._arrived_s + (self.service_level.slo_ttft_s or math.inf)
-        return turn_s + (self.interval_s or math.inf)
+        return max(turn_s + (self.interval_s or math.inf), self._came_s)
 
     def turned(self, index: int, *, reads: bool, now_s: float) -> None:
         """Take over that tokens from `index` on are read, or are not, and those to come."""

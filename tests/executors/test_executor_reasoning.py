@@ -18,6 +18,7 @@ from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.processes import EXIT_TIMEOUT_S, assert_gone
 from lab.thinking_model import END_OF_THOUGHT, save_thinking_model
+from tests.executors.continuing import assert_goes_on
 from tests.gateways import gateway_for
 from tests.stock_requests import PROMPT
 
@@ -52,13 +53,17 @@ def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProce
 
 
 async def ask(gateway: GatewayStream, name: str, bias: dict[int, float], **fields: Any) -> Answer:
+    return await gateway.ask(name, **conversation(bias, **fields))
+
+
+def conversation(bias: dict[int, float], **fields: Any) -> dict[str, Any]:
     options = {key: fields.pop(key) for key in list(fields) if key in OPTIONS}
     chat = pb.Chat(
         messages=[gen.ChatMessage(role="user", content="Rain?")],
         options=gen.ConversationOptions(**options),
     )
     sampling = gen.SamplingParams(temperature=1, max_tokens=200, logit_bias=bias, **fields)
-    return await gateway.ask(name, chat=chat, sampling=sampling)
+    return {"chat": chat, "sampling": sampling}
 
 
 OPTIONS = {field.name for field in gen.ConversationOptions.DESCRIPTOR.fields}
@@ -215,6 +220,40 @@ async def test_an_adapter_answers_under_its_own_name_beside_the_model(
     assert other.reject_code == "UNKNOWN_MODEL"
     assert (Path(info.root).name, [one.model for one in info.adapters]) == (MODEL, [ADAPTER])
     assert Path(info.adapters[0].root).name == ADAPTER
+    assert info.fingerprint
+    assert info.adapters[0].fingerprint not in ("", info.fingerprint)
+
+
+CALL = {
+    "tools": [gen.Tool(name="f", parameters='{"type": "object", "properties": {"x": {}}}')],
+    "tool_choice": gen.TOOL_CHOICE_REQUIRED,
+}
+
+
+@pytest.mark.parametrize(
+    ("bias", "options"),
+    [
+        (SOON, {"seed": 1}),
+        (SOON, {"seed": 1, "omits_reasoning": True, "logprobs": 1}),
+        (SOON, {"seed": 2, "structured_outputs": CHOICE}),
+        (NOW, {"seed": 1, **CALL}),
+    ],
+    ids=["thoughts", "thoughts not told", "a form behind them", "a call behind them"],
+)
+async def test_an_answer_goes_on_among_its_thoughts_and_behind_them(
+    gateway: GatewayStream, bias: dict[int, float], options: dict[str, Any]
+) -> None:
+    fields = conversation(bias, **options)
+    answer = await gateway.ask("answer", **fields)
+
+    await assert_goes_on(gateway, "answer", answer, **fields)
+
+
+async def test_an_answer_of_an_adapter_goes_on(gateway: GatewayStream) -> None:
+    fields = {"text": "Rain?", "model": ADAPTER, "sampling": BRIEF}
+    answer = await gateway.ask("adapter", **fields)
+
+    await assert_goes_on(gateway, "adapter", answer, **fields)
 
 
 async def test_a_request_whose_reader_has_stopped_gives_way_and_goes_on_where_it_was(

@@ -30,7 +30,7 @@ from services.executor.engine.collector import to_delta
 from services.executor.request_tag import to_extra_args
 from services.executor.scheduler import reader_state
 from services.executor.scheduler.plain.plain_scheduler import EvenflowScheduler
-from services.executor.serving.step_stream import StepStream
+from services.executor.serving.step_stream import Acceptance, StepStream
 from services.gateway.executors.inflight import InflightRequests
 from services.gateway.live.generation import Generation
 from services.gateway.live.pacer import Pacer
@@ -154,7 +154,7 @@ class Way:
         self._inflight = InflightRequests()
         self._inflight.add({name: self.generation})
         self._stream = StepStream()
-        self._stream.accept(name, num_prompt_tokens=1)
+        self._stream.accept(name, Acceptance(1))
         add(scheduler, name, num_tokens=40, arrived_s=world(), level=LEVEL)
 
     def taken(self) -> None:

@@ -78,6 +78,7 @@ class Reporting:
     parser: StepParser | None = None  # None: all text is the answer's content
     has_form: bool = False  # the answer is held to a grammar
     reads: bool = True  # where there is no parser: a person reads the answer
+    num_cached_tokens: int | None = None  # of the prompt; None: what vLLM says
 
 
 TOKENS_ONLY = Reporting()
@@ -129,12 +130,15 @@ def to_delta(output: StepOutput, reporting: Reporting = TOKENS_ONLY) -> Delta:
     if delay is not None and tokens:
         tokens = (replace(tokens[0], delay=delay), *tokens[1:])
     ending, parser = _ending(completion, reporting), reporting.parser
+    num_cached = reporting.num_cached_tokens
+    if num_cached is None:
+        num_cached = output.num_cached_tokens or 0
     return Delta(
         tokens,
         ending,
         _scored_prompt(output, reporting) if tokens else (),
         parser.num_reasoning_tokens if parser is not None and ending is not None else None,
-        (output.num_cached_tokens or 0) if ending is not None else 0,
+        num_cached if ending is not None else 0,
         completion.stop_reason if isinstance(completion.stop_reason, str) else "",
     )
 
@@ -172,10 +176,16 @@ def _ending(completion: Completion, reporting: Reporting) -> Ending | None:
     """Return how an answer ended, after its last step was parsed; None if it goes on."""
     if completion.finish_reason is None:
         return None
-    ending, parser = FINISH_REASONS[completion.finish_reason], reporting.parser
-    if ending is FinishReason.STOP and parser is not None and parser.chose_calls:
-        return FinishReason.TOOL_CALLS
+    ending = ending_of(completion.finish_reason, reporting)
     # What is lost has no new token; one that the grammar does not allow was drawn for want of any.
     if isinstance(ending, Failure) and reporting.has_form and completion.token_ids:
         return DEAD_END
+    return ending
+
+
+def ending_of(finish_reason: str, reporting: Reporting) -> Ending:
+    """Return how an answer ended whose last step was parsed; the reason as vLLM names it."""
+    ending, parser = FINISH_REASONS[finish_reason], reporting.parser
+    if ending is FinishReason.STOP and parser is not None and parser.chose_calls:
+        return FinishReason.TOOL_CALLS
     return ending

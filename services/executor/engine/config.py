@@ -35,6 +35,7 @@ CPU_KV_CACHE_BYTES = 1 << 30  # vLLM's own default is a share of all memory of t
 LONE_SPARE_FRAC = 0.1
 FIT_TO_POOL = -1  # what vLLM calls a context length that is cut to the KV pool
 CPU_WORKER = "services.executor.plugin.cpu_worker.EvenflowCPUWorker"
+GPU_WORKER = "services.executor.plugin.gpu_worker.EvenflowGPUWorker"
 CPU_EXECUTOR = "services.executor.plugin.cpu_executor.SleepingMultiprocExecutor"
 _SCHEDULERS = "services.executor.scheduler"
 SYNC_SCHEDULER = f"{_SCHEDULERS}.plain.plain_scheduler.EvenflowScheduler"
@@ -77,8 +78,7 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
         options["max_model_len"] = FIT_TO_POOL
     if current_platform.is_cpu() and options["kv_cache_memory_bytes"] is None:
         options["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
-    if current_platform.is_cpu():
-        options["worker_cls"] = CPU_WORKER
+    options["worker_cls"] = CPU_WORKER if current_platform.is_cpu() else GPU_WORKER
     options.update(_policy_args(settings))
     options.update(_further_options(settings))
     options["structured_outputs_config"] = replace(

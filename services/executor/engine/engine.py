@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -17,14 +17,17 @@ from services.executor.engine import engine_calls
 from services.executor.engine.aborts import Aborts
 from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting, StepCollector
 from services.executor.engine.config import make_config
+from services.executor.engine.fingerprint import Fingerprints, is_batch_invariant, numerics_of
 from services.executor.engine.kv_facts import kv_facts
 from services.executor.engine.reader_relay import ReaderRelay
+from services.executor.engine.replay import Replay, Replayed
 from services.executor.kv_options import caches_prefixes, layers_per_group, max_num_active_seqs
 from services.executor.observation import EngineObservation, from_plain
 from services.executor.prompts.chat_template import known_variables
 from services.executor.prompts.preparation import Preparation
 from services.executor.prompts.prompt_renderer import PromptRenderer
 from services.executor.prompts.sampling import advised_sampling
+from services.executor.request_tag import Begun, with_begun
 from services.executor.settings import ExecutorSettings
 from services.executor.types import (
     Adapter,
@@ -36,9 +39,11 @@ from services.executor.types import (
     RejectCode,
     RejectedError,
     Rejection,
+    Resume,
     Submission,
 )
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
+from services.kit.fair_turns import FairTurns
 
 log = structlog.get_logger()
 
@@ -48,9 +53,10 @@ DEAD = Rejection(code=RejectCode.UNAVAILABLE, message="the engine has died")
 
 
 class LoadRecorder(StatLoggerBase):  # type: ignore[misc]
-    """A vLLM stat logger that keeps only the last record."""
+    """A vLLM stat logger that keeps only the last record, and counts them: one for each step."""
 
     def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self.num_steps = 0  # that the engine has ended
         self.num_running_reqs = 0
         self.kv_cache_usage_frac = 0.0
 
@@ -63,6 +69,7 @@ class LoadRecorder(StatLoggerBase):  # type: ignore[misc]
     ) -> None:
         """Take one step's figures; called from vLLM's output loop."""
         if scheduler_stats is not None:
+            self.num_steps += 1
             self.num_running_reqs = scheduler_stats.num_running_reqs
             self.kv_cache_usage_frac = scheduler_stats.kv_cache_usage
 
@@ -82,13 +89,17 @@ class Engine:
         self._default_sampling = advised_sampling(llm.model_config.get_diff_sampling_param())
         self._template_variables = known_variables(llm.model_config, llm.renderer.get_tokenizer())
         self._root = settings.model
+        fingerprints = Fingerprints(llm.vllm_config, settings, llm.renderer.get_tokenizer())
+        self._fingerprint = fingerprints.of_model
         self._adapters = tuple(
-            Adapter(model=name, root=path) for name, path in settings.lora_modules.items()
+            Adapter(model=name, root=path, fingerprint=fingerprints.of_adapter(path))
+            for name, path in settings.lora_modules.items()
         )
         self._aborts = Aborts(llm.output_processor, llm.engine_core)
         self._delivered = ReaderRelay[tuple[int, float]](self._call_deliver)
         self._turns = ReaderRelay[tuple[int, bool]](self._call_turn)
         self._holds = ReaderRelay[bool](self._call_hold)
+        self._replays = FairTurns()  # each has the interpreter while it runs
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
         self._shutdown_timeout_s = shutdown_timeout_s(settings)
@@ -137,7 +148,32 @@ class Engine:
         """
         if self._llm.errored:
             raise RejectedError(DEAD)
-        return await self._preparation.prepare(submissions)
+        prepared = await self._preparation.prepare(submissions)
+        resume = prepared[0].resume
+        if resume is None:
+            return prepared
+        work = partial(asyncio.to_thread, self._replay, prepared[0], resume)
+        key, size = submissions[0].fair_key, len(resume.output_ids)
+        return [await self._replays.run(work, key=key, size=size)]
+
+    def _replay(self, prepared: PreparedRequest, resume: Resume) -> PreparedRequest:
+        """Return a request whose answer is told from the tokens that it has. Raises
+        `RejectedError`.
+        """
+        core, processor = prepared.core_request, self._llm.output_processor
+        replay = Replay(core, processor.tokenizer, _reporting(prepared))
+        max_model_len = self._llm.model_config.max_model_len
+        replayed = replay.run(resume.output_ids, max_model_len=max_model_len)
+        reads = prepared.reads if prepared.parser is None else prepared.parser.is_read
+        begun = Begun(
+            list(resume.output_ids),
+            resume.num_delivered_tokens,
+            resume.last_due_age_s,
+            resume.arrived_age_s,
+        )
+        sampling = core.sampling_params
+        sampling.extra_args = with_begun(sampling.extra_args, begun, reads=reads)
+        return replace(prepared, replayed=replayed, reads=reads)
 
     async def tokenize(
         self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
@@ -163,21 +199,30 @@ class Engine:
         """Start generating. `sink` gets every step's delta, inside the output loop; the last one
         has an ending, a failure if the engine has died.
         """
-        sampling = prepared.core_request.sampling_params
-        reporting = Reporting(
-            num_logprobs=sampling.logprobs or 0,
-            first_prompt_token=prepared.first_token,
-            parser=prepared.parser,
-            has_form=sampling.structured_outputs is not None,
-            reads=prepared.reads,
-        )
-        collector = StepCollector(
-            prepared.engine_id, partial(self._pass_on, prepared.engine_id, sink), reporting
-        )
+        pass_on = partial(self._pass_on, prepared.engine_id, sink)
+        replayed: Replayed | None = prepared.replayed
+        if replayed is not None and replayed.ending is not None:
+            pass_on(replayed.ending)
+            return
+        collector = StepCollector(prepared.engine_id, pass_on, _reporting(prepared))
+        core = prepared.core_request
         try:
-            await self._llm._add_request(prepared.core_request, prepared.text, None, 0, collector)
+            if replayed is None:
+                await self._llm._add_request(core, prepared.text, None, 0, collector)
+            else:
+                self._put_back(replayed, core, collector)
+                await self._llm.engine_core.add_request_async(core)
         except EngineDeadError as error:
             collector.put(error)
+
+    def _put_back(self, replayed: Replayed, core: Any, collector: StepCollector) -> None:
+        """Have vLLM's front half await the rest of an answer. The engine may be told of it at once
+        behind this, before anything else runs: else its first step would be taken for the first.
+        """
+        processor = self._llm.output_processor
+        processor.add_request(core, None, None, 0, collector)
+        state = processor.request_states[core.request_id]
+        state.detokenizer, state.logprobs_processor = replayed.detokenizer, replayed.logprobs
 
     def _pass_on(self, engine_id: str, sink: DeltaSink, delta: Delta) -> None:
         """Hand a delta over; a request whose output cannot be read or taken is ended in the engine.
@@ -234,6 +279,10 @@ class Engine:
         plain = await self._llm.engine_core.call_utility_async(engine_calls.OBSERVE)
         return from_plain(plain)
 
+    def num_steps(self) -> int:
+        """Return how many steps the engine has ended, as far as this process has heard."""
+        return self._load.num_steps
+
     def load(self) -> EngineLoad:
         """Return the load of this moment."""
         # The engine publishes nothing while it idles: its last figures are then too high.
@@ -270,6 +319,9 @@ class Engine:
             adapters=self._adapters,
             template_variables=self._template_variables,
             kv=self._kv,
+            fingerprint=self._fingerprint,
+            numerics=numerics_of(config),
+            is_batch_invariant=is_batch_invariant(),
         )
 
     async def close(self) -> None:
@@ -279,8 +331,21 @@ class Engine:
             task.cancel()
         if self._background:
             self._llm.output_handler.cancel()
+        await self._replays.close()
         await self._preparation.close()
         await asyncio.to_thread(self._llm.shutdown, self._shutdown_timeout_s)
+
+
+def _reporting(prepared: PreparedRequest) -> Reporting:
+    sampling, resume = prepared.core_request.sampling_params, prepared.resume
+    return Reporting(
+        num_logprobs=sampling.logprobs or 0,
+        first_prompt_token=prepared.first_token,
+        parser=prepared.parser,
+        has_form=sampling.structured_outputs is not None,
+        reads=prepared.reads,
+        num_cached_tokens=resume.num_cached_tokens if resume is not None else None,
+    )
 
 
 def shutdown_timeout_s(settings: ExecutorSettings) -> float:

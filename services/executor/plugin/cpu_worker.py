@@ -9,7 +9,7 @@ import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from services.executor.engine.parent_watch import end_with_parent
-from services.executor.plugin import latent_memo
+from services.executor.plugin import latent_memo, resumed_rows
 from services.executor.plugin.attention_memo import build_once, install_memo, is_of_one_kind
 from services.executor.plugin.block_tables import StackedBlockTables
 from services.executor.plugin.cpu_executor import nap_between_looks
@@ -30,6 +30,7 @@ class EvenflowCPUWorker(CPUWorker):  # type: ignore[misc]
         end_with_parent()
         nap_between_looks()
         allow_tiles()
+        resumed_rows.install(self.vllm_config)
         super().init_device()
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.gpu_worker import Worker
 
 from services.executor.engine.parent_watch import end_with_parent
-from services.executor.plugin import flash_attention, latent_memo
+from services.executor.plugin import flash_attention, latent_memo, resumed_rows
 from services.executor.plugin.full_graphs import forbid_full_graphs_v1, forbid_full_graphs_v2
 from services.executor.plugin.worker import LayerwiseWorkerMixin
 from services.executor.sizing import block_table_bytes
@@ -18,14 +18,19 @@ log = structlog.get_logger()
 MAX_TABLE_BYTES_PER_STEP = 16 << 20  # 0.3 ms of a link that loads need
 
 
-class LayerwiseGPUWorker(LayerwiseWorkerMixin, Worker):  # type: ignore[misc]
-    """vLLM's GPU worker with layer groups."""
-
-    _needs_hooks = False  # this step's layers
+class EvenflowGPUWorker(Worker):  # type: ignore[misc]
+    """vLLM's GPU worker, which lets answers go on that were begun elsewhere."""
 
     def init_device(self) -> None:
         end_with_parent()
+        resumed_rows.install(self.vllm_config)
         super().init_device()
+
+
+class LayerwiseGPUWorker(LayerwiseWorkerMixin, EvenflowGPUWorker):
+    """The same with layer groups."""
+
+    _needs_hooks = False  # this step's layers
 
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         flash_attention.install_memo()

@@ -2,6 +2,7 @@
 
 import json
 import re
+from datetime import datetime
 from inspect import signature
 from typing import Any
 
@@ -19,6 +20,7 @@ from services.generation.conversation import (
 )
 from services.generation.prompts import ChatPrompt
 
+CLOCK = "strftime_now"  # what templates call with a format
 _WORD = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -78,15 +80,32 @@ def template_variables(options: ConversationOptions) -> dict[str, Any]:
     return variables
 
 
-def chat_params(options: ConversationOptions) -> ChatParams:
-    """Return how vLLM is to render a conversation."""
+def chat_params(options: ConversationOptions, *, now_s: float | None = None) -> ChatParams:
+    """Return how vLLM is to render a conversation. `now_s`: seconds since the epoch that the
+    template takes for now; None: it has a clock.
+    """
     variables = template_variables(options)
+    if now_s is not None:
+        variables[CLOCK] = datetime.fromtimestamp(now_s).astimezone().strftime
     if tools := tools_of(options):
         variables["tools"] = tools
     return ChatParams(
         chat_template_kwargs=variables,
         tool_choice=options.tool_choice.value if options.tools else None,
     )
+
+
+def reads_clock(config: ModelConfig, tokenizer: Any) -> bool:
+    """Return whether the model's template, in Jinja, may ask what time it is."""
+    return any(CLOCK in template for template in templates_of(config, tokenizer))
+
+
+def templates_of(config: ModelConfig, tokenizer: Any) -> list[str]:
+    """Return the model's templates in Jinja: the one without tools and the one with; none of
+    another kind.
+    """
+    templates = [_template(config, tokenizer, tools) for tools in (None, [_ANY_TOOL])]
+    return [template for template in templates if template]
 
 
 def check_variables(options: ConversationOptions, config: ModelConfig, tokenizer: Any) -> None:
@@ -112,8 +131,8 @@ def known_variables(config: ModelConfig, tokenizer: Any) -> tuple[str, ...]:
     """Return the variables that `check_variables` takes, with tools and without, and `messages`,
     sorted; empty for a template that is not looked into.
     """
-    templates = [_template(config, tokenizer, tools) for tools in (None, [_ANY_TOOL])]
-    known = [_variables_of(template, tokenizer) for template in templates if template]
+    templates = templates_of(config, tokenizer)
+    known = [_variables_of(template, tokenizer) for template in templates]
     return tuple(sorted(frozenset.intersection(*known) | {"messages"})) if known else ()
 
 

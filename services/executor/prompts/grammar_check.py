@@ -5,7 +5,7 @@ the request late and a compilation without end keeps all other grammars waiting.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from services.executor.prompts.grammar_compiler import TOO_COMPLEX, NoVerdictError
 from services.executor.prompts.grammar_lane import Compiler, Form, GrammarLane
@@ -43,11 +43,14 @@ class GrammarCheck:
         self._slow = GrammarLane(make_compiler(), cpu_s=cpu_s, clock=clock)
         self._max_wait_s = max_wait_s
 
-    async def check(self, kind: str, text: str, *, fair_key: str = "") -> None:
-        """Raise GrammarError if the engine could not use the grammar, GrammarsBusyError if it was
-        not found out in time. `kind` is vLLM's name: json, regex, grammar or structural_tag.
+    async def check(
+        self, kind: str, text: str, ids: Sequence[int] = (), *, fair_key: str = ""
+    ) -> None:
+        """Raise GrammarError if the engine could not use the grammar, or it does not allow `ids`,
+        the tokens that an answer has already; GrammarsBusyError if it was not found out in time.
+        `kind` is vLLM's name: json_object, json, regex, grammar or structural_tag.
         """
-        form = Form(kind, text)
+        form = Form(kind, text, tuple(ids))
         try:
             async with asyncio.timeout(self._max_wait_s):
                 fault = await self._fault(form, fair_key)

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -31,15 +31,16 @@ class GrammarCompiler:
         self._describe_tokenizer = describe_tokenizer
         self._process: Process | None = None
 
-    async def fault(self, kind: str, text: str, *, cpu_s: float) -> str:
-        """Return what is wrong with a grammar; empty: nothing. `kind` is vLLM's name for it.
+    async def fault(self, kind: str, text: str, ids: Sequence[int] = (), *, cpu_s: float) -> str:
+        """Return what is wrong with a grammar; empty: nothing. `kind` is vLLM's name for it, `ids`
+        are the tokens that an answer has already.
 
         One that takes more than `cpu_s` > 0 seconds of a processor is TOO_COMPLEX. Raises
         NoVerdictError if there is no answer, however long it had by the clock.
         """
         for _ in range(2):  # what is found dead has not died of this grammar
             process = self._process or await self._start()
-            answer = await self._ask(process, [kind, text, cpu_s], _timeout_s(cpu_s))
+            answer = await self._ask(process, [kind, text, list(ids), cpu_s], _timeout_s(cpu_s))
             if isinstance(answer, str):
                 return answer
             facts = {"kind": kind, "num_characters": len(text), "exit_code": answer}

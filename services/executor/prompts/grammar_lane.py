@@ -4,7 +4,7 @@ import asyncio
 import json
 from asyncio import Future
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from hashlib import sha256
@@ -24,7 +24,7 @@ DOUBT_S = 600.0  # so long such a verdict is remembered
 class Compiler(Protocol):
     """What compiles one grammar at a time: a `GrammarCompiler`."""
 
-    async def fault(self, kind: str, text: str, *, cpu_s: float) -> str:
+    async def fault(self, kind: str, text: str, ids: Sequence[int] = (), *, cpu_s: float) -> str:
         """Return what is wrong with a grammar, or ""; NoVerdictError if that is not found out."""
         ...
 
@@ -34,10 +34,11 @@ class Compiler(Protocol):
 
 
 class Form(NamedTuple):
-    """A grammar."""
+    """A grammar, and the tokens of an answer that has begun."""
 
-    kind: str  # vLLM's name: json, regex, grammar or structural_tag
+    kind: str  # vLLM's name: json_object, json, regex, grammar or structural_tag
     text: str
+    ids: tuple[int, ...] = ()
 
     def digest(self) -> bytes:
         """Return what stands for the form where it is remembered."""
@@ -99,7 +100,7 @@ class GrammarLane:
         if verdict.done():
             return
         try:
-            fault = await self._compiler.fault(form.kind, form.text, cpu_s=self._cpu_s)
+            fault = await self._compiler.fault(*form, cpu_s=self._cpu_s)
         except Exception as error:  # noqa: BLE001 - it is told to all that ask
             verdict.set_exception(error)
             verdict.exception()  # it may be that no client waits any more

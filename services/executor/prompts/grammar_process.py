@@ -1,9 +1,9 @@
 """Compiles grammars for `GrammarCheck`, in a process of its own that can be ended.
 
 Reads a line of JSON for each: first xgrammar's description of the tokeniser, then `[kind, text,
-cpu_s]`, kind being a name of vLLM's. Writes a line of JSON for each: what is wrong with the
-grammar, or ""; a number, as `subprocess` has them, if a fork ended without an answer: -SIGPROF
-after `cpu_s` seconds of a processor.
+ids, cpu_s]`, kind being a name of vLLM's and ids the tokens that an answer has already. Writes a
+line of JSON for each: what is wrong with the grammar, or ""; a number, as `subprocess` has them, if
+a fork ended without an answer: -SIGPROF after `cpu_s` seconds of a processor.
 """
 
 import ctypes
@@ -14,7 +14,8 @@ import resource
 import signal
 import sys
 import traceback
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import xgrammar as xgr
 
@@ -29,11 +30,14 @@ MAX_COMPILED_BYTES = 64 << 20  # which the engine keeps
 DEADLY_SIGNALS = (signal.SIGPROF, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
 TOO_LARGE = "takes too much memory"
 NO_ANSWER = "no answer can have this form"
+NOT_THIS_ANSWER = "the answer does not have this form"
 _SOURCE_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")  # that xgrammar puts before its messages
 
 
-def fault_of(compiler: xgr.GrammarCompiler, kind: str, text: str) -> str:
-    """Return why no answer can be held to a grammar; empty if one can begin."""
+def fault_of(compiler: xgr.GrammarCompiler, kind: str, text: str, ids: Sequence[int] = ()) -> str:
+    """Return why no answer can be held to a grammar, or not the one that begins with `ids`; empty
+    if it can.
+    """
     try:
         compiled = _compile(compiler, kind, text)
         matcher = xgr.GrammarMatcher(compiled)
@@ -43,7 +47,14 @@ def fault_of(compiler: xgr.GrammarCompiler, kind: str, text: str) -> str:
         return TOO_LARGE
     mask = xgr.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
     is_restricted = matcher.fill_next_token_bitmask(mask)
-    return NO_ANSWER if is_restricted and not mask.any() else ""
+    if is_restricted and not mask.any():
+        return NO_ANSWER
+    return "" if _allows(matcher, ids) else NOT_THIS_ANSWER
+
+
+def _allows(matcher: xgr.GrammarMatcher, ids: Sequence[int]) -> bool:
+    """Return whether the grammar allows these tokens up to its end, as vLLM asks it."""
+    return all(matcher.is_terminated() or matcher.accept_token(id) for id in ids)
 
 
 def message_of(error: Exception) -> str:
@@ -53,6 +64,9 @@ def message_of(error: Exception) -> str:
 
 def _compile(compiler: xgr.GrammarCompiler, kind: str, text: str) -> xgr.CompiledGrammar:
     match kind:
+        case "json_object":
+            schema = '{"type": "object"}'
+            return compiler.compile_json_schema(schema, any_whitespace=False, separators=(",", ":"))
         case "json":
             # Of this kind where all white space is disabled; else it is a structural tag.
             return compiler.compile_json_schema(text, any_whitespace=False, separators=(",", ":"))
@@ -85,12 +99,12 @@ def _die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _answer_of_fork(compiler: xgr.GrammarCompiler, kind: str, text: str, cpu_s: float) -> str | int:
+def _answer_of_fork(compiler: xgr.GrammarCompiler, question: Sequence[Any]) -> str | int:
     """Return what a fork of this process says, or how it ended. The imports are done."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
-        _answer(writer, compiler, kind, text, cpu_s)
+        _answer(writer, compiler, *question)
     os.close(writer)
     with open(reader) as answer:
         said = answer.read()
@@ -98,10 +112,9 @@ def _answer_of_fork(compiler: xgr.GrammarCompiler, kind: str, text: str, cpu_s: 
     return os.waitstatus_to_exitcode(status) or said
 
 
-def _answer(
-    writer: int, compiler: xgr.GrammarCompiler, kind: str, text: str, cpu_s: float
-) -> NoReturn:
+def _answer(writer: int, compiler: xgr.GrammarCompiler, *question: Any) -> NoReturn:
     """Write a grammar's fault, if it is known after `cpu_s` seconds of a processor, and exit."""
+    kind, text, ids, cpu_s = question
     try:
         _die_with_parent()
         for number in DEADLY_SIGNALS:
@@ -109,7 +122,7 @@ def _answer(
         os.nice(NICENESS if cpu_s > BRIEF_S else 0)
         signal.setitimer(signal.ITIMER_PROF, cpu_s)
         with open(writer, "w") as answer:
-            answer.write(shortened(fault_of(compiler, kind, text)))
+            answer.write(shortened(fault_of(compiler, kind, text, ids)))
         os._exit(0)
     except BaseException:  # noqa: BLE001 - the code of the parent must not go on in the fork
         traceback.print_exc()
@@ -122,7 +135,7 @@ def main() -> None:
     _limit_memory()
     print(json.dumps(""), flush=True)
     for line in sys.stdin:
-        print(json.dumps(_answer_of_fork(compiler, *json.loads(line))), flush=True)
+        print(json.dumps(_answer_of_fork(compiler, json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

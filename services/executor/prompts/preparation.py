@@ -4,25 +4,35 @@ import asyncio
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from vllm.exceptions import VLLMClientError
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
 
 from services.executor.prompts.chat_parsers import ChatParsers, ParsedChat
-from services.executor.prompts.chat_template import check_variables
+from services.executor.prompts.chat_template import check_variables, reads_clock
 from services.executor.prompts.context_length import check_num_answers, resolve_max_tokens
+from services.executor.prompts.form_progress import ids_of_form
 from services.executor.prompts.grammar_check import GrammarCheck, GrammarError, GrammarsBusyError
 from services.executor.prompts.grammar_compiler import GrammarCompiler
 from services.executor.prompts.grammar_process import message_of
 from services.executor.prompts.json_forms import fault_of_tools, kept_form, without_annotations
 from services.executor.prompts.prompt_renderer import PromptRenderer, rejection_of
+from services.executor.prompts.resumption import (
+    cannot_resume,
+    check_ids,
+    check_place,
+    prompt_digest,
+)
 from services.executor.prompts.sampling import (
     blamed_parameter,
     describe_tokenizer,
     grammar_of,
+    is_of_any_object,
     to_vllm_outputs,
     to_vllm_sampling,
     vllm_seed,
@@ -33,6 +43,7 @@ from services.executor.types import (
     RejectCode,
     RejectedError,
     Rejection,
+    Resume,
     Submission,
 )
 from services.generation.prompts import ChatPrompt, Prompt
@@ -59,6 +70,7 @@ class Preparation:
             name: LoRARequest(name, number, path)
             for number, (name, path) in enumerate(settings.lora_modules.items(), start=1)
         }
+        self._reads_clock = reads_clock(llm.model_config, self._tokenizer)
         self._supported_tasks: Any = ()
         self._parsers = ChatParsers(
             llm.model_config,
@@ -90,23 +102,24 @@ class Preparation:
         submission = submissions[0]
         if submission.priority and self._schedules_in_order:
             raise RejectedError(NO_PRIORITIES)
+        if submission.resume is not None:
+            size = self._llm.model_config.get_vocab_size()
+            check_ids(submission.resume, vocabulary_size=size)
         self._renderer.check_length(submission.prompt)
         parsed = await self._parsed(submission.prompt, submission.sampling)
         rendered = await self._renderer.render(
-            submission.prompt, with_text=submission.echo, fair_key=submission.fair_key
+            submission.prompt,
+            with_text=submission.echo,
+            fair_key=submission.fair_key,
+            now_s=(submission.rendered_at_s or None) if self._reads_clock else None,
         )
         num_prompt_tokens = len(rendered["prompt_token_ids"])
         check_num_answers(len(submissions), num_prompt_tokens)
-        max_tokens = resolve_max_tokens(
-            submission.sampling.max_tokens,
-            prompt=submission.prompt,
-            num_prompt_tokens=num_prompt_tokens,
-            max_model_len=self._llm.model_config.max_model_len,
-        )
+        max_tokens = self._max_tokens(submission, rendered["prompt_token_ids"])
         core_request = await self._process(submission, rendered, max_tokens, parsed)
-        await self._check_grammar(submission, core_request.sampling_params, parsed)
         if parsed is not None:
             parsed.apply_to_core(core_request)
+        await self._check_grammar(submission, core_request, parsed)
         core_request.cache_salt = submission.cache_salt or None
         first_token = await self._first_token(rendered) if submission.echo else ""
         prompt_ids = tuple(rendered["prompt_token_ids"]) if submission.returns_prompt_ids else ()
@@ -115,15 +128,30 @@ class Preparation:
                 engine_id=core.request_id,
                 num_prompt_tokens=num_prompt_tokens,
                 max_tokens=max_tokens,
+                prompt_digest=prompt_digest(rendered["prompt_token_ids"]),
                 text=rendered.get("prompt"),
                 first_token=first_token,
                 prompt_ids=prompt_ids,
                 core_request=core,
                 reads=_reads_from_first(submission, parsed),
                 parser=parsed and parsed.answer_parser(rendered["prompt_token_ids"]),
+                resume=submission.resume,
             )
             for core in map(partial(self._answer, core_request), submissions)
         ]
+
+    def _max_tokens(self, submission: Submission, prompt_ids: Sequence[int]) -> int:
+        """Return how many tokens an answer may have. Raises `RejectedError`."""
+        max_model_len = self._llm.model_config.max_model_len
+        if submission.resume is not None:
+            check_place(submission.resume, prompt_ids, max_model_len=max_model_len)
+            return submission.resume.max_tokens
+        return resolve_max_tokens(
+            submission.sampling.max_tokens,
+            prompt=submission.prompt,
+            num_prompt_tokens=len(prompt_ids),
+            max_model_len=max_model_len,
+        )
 
     def _answer(self, core_request: Any, submission: Submission) -> Any:
         """Return the engine's request for one answer, made from that for any answer, as vLLM makes
@@ -200,18 +228,34 @@ class Preparation:
             raise _rejected(_blamed(error, submission, parsed), fault or error) from error
 
     async def _check_grammar(
-        self, submission: Submission, sampling: Any, parsed: ParsedChat | None
+        self, submission: Submission, core_request: Any, parsed: ParsedChat | None
     ) -> None:
-        """Raise RejectedError unless the engine will be able to use the request's grammar."""
-        grammar = grammar_of(sampling)
-        if grammar is None:
+        """Raise RejectedError unless the engine will be able to use the request's grammar, and the
+        grammar allows what the answer has already.
+        """
+        grammar, resume = grammar_of(core_request.sampling_params), submission.resume
+        if grammar is None or (resume is None and is_of_any_object(grammar)):
             return
+        ids: Sequence[int] = ()
+        if resume is not None:
+            ids = await asyncio.to_thread(self._ids_of_form, core_request, resume)
         try:
-            await self._grammars.check(*grammar, fair_key=submission.fair_key)
+            await self._grammars.check(*grammar, ids, fair_key=submission.fair_key)
         except GrammarError as error:
+            if resume is not None:
+                raise RejectedError(cannot_resume(str(error))) from None
             raise _rejected(_blamed(error, submission, parsed), error) from None
         except GrammarsBusyError as error:
             raise RejectedError(Rejection(code=RejectCode.BUSY, message=str(error))) from None
+
+    def _ids_of_form(self, core_request: Any, resume: Resume) -> Sequence[int]:
+        """Return those of an answer's tokens that its form must allow."""
+        request = Request.from_engine_core_request(core_request, None)
+        return ids_of_form(self._forms, request, resume.output_ids)
+
+    @cached_property
+    def _forms(self) -> StructuredOutputManager:
+        return StructuredOutputManager(self._llm.vllm_config)
 
     def _trace_headers(self, submission: Submission) -> dict[str, str] | None:
         """Return what vLLM's span of the request belongs to; None if vLLM makes none."""

@@ -74,12 +74,20 @@ class PromptRenderer:
         except VLLMValidationError as error:
             raise RejectedError(rejection_of(error, prompt, self._max_model_len)) from error
 
-    async def render(self, prompt: Prompt, *, with_text: bool = False, fair_key: str = "") -> Any:
+    async def render(
+        self,
+        prompt: Prompt,
+        *,
+        with_text: bool = False,
+        fair_key: str = "",
+        now_s: float | None = None,
+    ) -> Any:
         """Return vLLM's `EngineInput`, tokenised; `with_text` with the text of token ids too.
 
-        Raises `RejectedError`.
+        `now_s`: seconds since the epoch that a template takes for now. Raises `RejectedError`.
         """
-        return await self._in_turn(partial(self._render, prompt, with_text), prompt, fair_key)
+        work = partial(self._render, prompt, with_text, now_s)
+        return await self._in_turn(work, prompt, fair_key)
 
     async def _in_turn(
         self, work: Callable[[], Coroutine[Any, Any, Any]], prompt: Prompt, fair_key: str
@@ -92,7 +100,7 @@ class PromptRenderer:
         except (VLLMClientError, ValueError, TypeError) as error:
             raise RejectedError(rejection_of(error, prompt, self._max_model_len)) from error
 
-    async def _render(self, prompt: Prompt, with_text: bool) -> Any:
+    async def _render(self, prompt: Prompt, with_text: bool, now_s: float | None) -> Any:
         match prompt:
             case TextPrompt():
                 (rendered,) = await self._renderer.render_cmpl_async([{"prompt": prompt.text}])
@@ -102,8 +110,9 @@ class PromptRenderer:
                 if with_text:
                     rendered["prompt"] = await self.text_of(prompt.token_ids)
             case ChatPrompt():
+                params = chat_params(prompt.options, now_s=now_s)
                 _, (rendered,) = await self._renderer.render_chat_async(
-                    [messages_of(prompt)], chat_params(prompt.options)
+                    [messages_of(prompt)], params
                 )
         return rendered
 

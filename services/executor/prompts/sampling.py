@@ -43,6 +43,7 @@ def to_vllm_sampling(
             f"min_tokens: must be at most {max_tokens}, what the answer may have",
             parameter="min_tokens",
         )
+    scores_prompt = submission.echo and submission.resume is None  # else that was told
     return VllmSamplingParams(
         max_tokens=max_tokens,
         temperature=sampling.temperature,
@@ -63,7 +64,7 @@ def to_vllm_sampling(
         include_stop_str_in_output=sampling.include_stop,
         seed=vllm_seed(sampling),
         logprobs=sampling.logprobs,
-        prompt_logprobs=sampling.logprobs if submission.echo else None,
+        prompt_logprobs=sampling.logprobs if scores_prompt else None,
         structured_outputs=to_vllm_outputs(sampling.structured_outputs),
         extra_args=to_extra_args(submission.service_level, reads=reads),
         output_kind=RequestOutputKind.DELTA,
@@ -108,13 +109,18 @@ def blamed_parameter(error: Exception, sampling: SamplingParams) -> str:
 
 def grammar_of(sampling: VllmSamplingParams) -> tuple[str, str] | None:
     """Return the kind and the text of the grammar that checked parameters make the engine compile;
-    None for none, and for those of any object, which are always the same.
+    None for none.
     """
     if sampling.structured_outputs is None:
         return None
     kind, text = get_structured_output_key(sampling.structured_outputs)
-    is_any_object = kind is StructuredOutputOptions.JSON_OBJECT or text == ANY_OBJECT_TAG
-    return None if is_any_object else (kind.name.lower(), text)
+    return kind.name.lower(), text
+
+
+def is_of_any_object(grammar: tuple[str, str]) -> bool:
+    """Return whether a grammar is one of those of any object, which are always the same."""
+    kind, text = grammar
+    return bool(kind == StructuredOutputOptions.JSON_OBJECT.name.lower() or text == ANY_OBJECT_TAG)
 
 
 def describe_tokenizer(config: Any, tokenizer: Any) -> str:

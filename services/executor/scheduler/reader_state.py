@@ -25,7 +25,14 @@ from services.executor.observation import (
     RequestObservation,
     to_plain,
 )
-from services.executor.request_tag import from_extra_args, reads_from_first, to_transfer_params
+from services.executor.prompts.form_progress import advance
+from services.executor.request_tag import (
+    Begun,
+    begun_of,
+    from_extra_args,
+    reads_from_first,
+    to_transfer_params,
+)
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.pacing.cause import Cause
 from services.pacing.request_buffer import RequestBuffer
@@ -58,6 +65,9 @@ class ReaderStateMixin(VllmScheduler):
         params = request.sampling_params
         extra_args = params and params.extra_args
         level, reads = from_extra_args(extra_args), reads_from_first(extra_args)
+        begun = begun_of(extra_args)
+        if begun is not None:
+            request.arrival_time -= begun.arrived_age_s
         waited_s = max(0.0, time.time() - request.arrival_time)
         arrival_s = time.monotonic() - waited_s
         record: RequestRecord[RequestKV] = RequestRecord(
@@ -67,7 +77,40 @@ class ReaderStateMixin(VllmScheduler):
             priority=request.priority,
         )
         self.records.setdefault(request.request_id, record)
+        if begun is not None:
+            self._begin_with(begun, request, record)
         super().add_request(request)
+
+    def _begin_with(self, begun: Begun, request: Request, record: RequestRecord[RequestKV]) -> None:
+        """Let a request that arrives have what it was begun with elsewhere, as its output.
+
+        It counts as preempted, which is what it is: vLLM then takes what is cached of its output
+        for its own, where that of a new request must end within its prompt.
+        """
+        request.append_output_token_ids(begun.output_ids)
+        request.num_preemptions = 1
+        now_s = time.monotonic()
+        num_known, last_due_s = len(begun.output_ids), now_s - begun.last_due_age_s
+        record.buffer.resumed(
+            num_known, num_delivered=begun.num_delivered_tokens, last_due_s=last_due_s, now_s=now_s
+        )
+        first_due_s = last_due_s - (num_known - 1) * record.buffer.interval_s
+        record.first_token_s = min(now_s, first_due_s)
+
+    def _handle_blocked_waiting_request(self, request: Request) -> bool:
+        """Say whether a waiting request may run; move its form on once that is compiled."""
+        status = request.status
+        is_compiling = status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+        if not super()._handle_blocked_waiting_request(request):
+            return False
+        if request.status != status and not self.records[request.request_id].has_run:
+            request.status = RequestStatus.WAITING  # workers do not know it, whatever it has
+        failing: set[str] = self.grammar_compile_error_reqs
+        if is_compiling and not advance(
+            self.structured_output_manager, request, request.output_token_ids
+        ):
+            failing.add(request.request_id)
+        return request.request_id not in failing
 
     def _admitted(self, output: SchedulerOutput) -> list[Request]:
         """Return the requests that run now, and did not in the step before."""

@@ -12,7 +12,7 @@ import structlog
 from services.executor.metrics import DEPOSITED_TOKENS, LIVE_REQUESTS, STREAMS
 from services.executor.observation import EngineObservation
 from services.executor.serving.progress import NoProgress, ProgressSink
-from services.executor.serving.session import Admission, GenerationEngine, Session
+from services.executor.serving.session import Admission, Gateway, GenerationEngine, Session
 from services.executor.serving.watch import watch
 from services.executor.types import (
     EngineLoad,
@@ -27,6 +27,9 @@ from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableE
 from services.kit.telemetry.tracing import NO_TRACING, Tracing
 
 log = structlog.get_logger()
+
+BEAT_S = 0.5  # gateways take seconds without a frame for a broken link
+RESUMED_SHARE = 4  # a part of the limit, beside it: for answers that were begun elsewhere
 
 
 class ServedEngine(GenerationEngine, Protocol):
@@ -159,14 +162,20 @@ class Front:
         for session in list(self._sessions):
             session.lose(engine_ids)
 
-    def open_session(self, gateway_id: str) -> Session:
-        """Return a session, to be closed by `close_session`; UnavailableError unless serving."""
+    def open_session(self, gateway_id: str, *, epoch: int = 0) -> Session:
+        """Return a session, to be closed by `close_session`; UnavailableError unless serving.
+
+        `epoch` > 0: sessions of the same gateway with a smaller one are closed first, as their
+        links are broken or about to be; UnavailableError if there is one with a greater.
+        """
         engine = self.engine
         if self._state is not FrontState.SERVING:
             raise UnavailableError(self._state.value)
+        if epoch:
+            self._supersede(gateway_id, epoch)
         session = Session(
             engine,
-            gateway_id=gateway_id,
+            gateway=Gateway(gateway_id, epoch),
             progress=self._progress,
             admission=Admission(self._why_not, self._request_ended.set),
             tracing=self._tracing,
@@ -176,13 +185,32 @@ class Front:
         log.info("gateway_connected", gateway_id=gateway_id)
         return session
 
+    def _supersede(self, gateway_id: str, epoch: int) -> None:
+        """Close a gateway's sessions that came before the one of this epoch."""
+        known = [
+            one for one in self._sessions if one.gateway.id == gateway_id and one.gateway.epoch
+        ]
+        if any(one.gateway.epoch > epoch for one in known):
+            raise UnavailableError("a newer stream of this gateway is open")
+        for session in known:
+            self.close_session(session)
+
     def close_session(self, session: Session) -> None:
-        """Abort what the session left in the engine, and forget it."""
+        """Abort what the session left in the engine, and forget it; once more changes nothing."""
+        if session not in self._sessions:
+            return
         num_aborted = session.num_live
         session.close()
         self._sessions.discard(session)
         STREAMS.set(len(self._sessions))
-        log.info("gateway_left", gateway_id=session.gateway_id, num_aborted_reqs=num_aborted)
+        log.info("gateway_left", gateway_id=session.gateway.id, num_aborted_reqs=num_aborted)
+
+    async def beat(self) -> None:
+        """Send each gateway that has requests here a frame twice a second, until cancelled."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            for session in list(self._sessions):
+                session.beat()
 
     def _why_not(self, submissions: Sequence[Submission]) -> Rejection | None:
         if self._state is not FrontState.SERVING:
@@ -191,8 +219,11 @@ class Front:
         if model not in self._served:
             message = self._no_such_model(model)
             return Rejection(code=RejectCode.UNKNOWN_MODEL, field="model", message=message)
-        if self.num_live + len(submissions) > self._max_num_reqs:
-            message = f"{self._max_num_reqs} requests are live; try again later"
+        most = self._max_num_reqs
+        if submissions[0].resume is not None:
+            most += most // RESUMED_SHARE
+        if self.num_live + len(submissions) > most:
+            message = f"{most} requests are live; try again later"
             return Rejection(code=RejectCode.OVERLOADED, message=message)
         return None
 
@@ -200,8 +231,12 @@ class Front:
         return f"the model {model!r} does not exist here"
 
     async def drain(self, timeout_s: float) -> None:
-        """Refuse new requests, let live ones end, fail the rest after `timeout_s`, end streams."""
+        """Refuse new requests, tell gateways so, let live ones end here or go on elsewhere, fail
+        the rest after `timeout_s`, end streams.
+        """
         self._state = FrontState.DRAINING
+        for session in self._sessions:
+            session.leave()
         try:
             async with asyncio.timeout(timeout_s):
                 while self.num_live:

@@ -12,7 +12,7 @@ from services.executor.engine.collector import DeltaSink
 from services.executor.metrics import FRAME_TOKENS, FRAMES, REQUESTS
 from services.executor.serving.progress import ProgressSink
 from services.executor.serving.request_trace import RequestTrace
-from services.executor.serving.step_stream import Frame, StepStream
+from services.executor.serving.step_stream import Acceptance, Frame, StepStream
 from services.executor.types import (
     Delta,
     Ending,
@@ -46,6 +46,7 @@ class GenerationEngine(Protocol):
     def deliver(self, engine_id: str, num_delivered: int) -> None: ...
     def turn(self, engine_id: str, index: int, *, reads: bool) -> None: ...
     def hold(self, engine_id: str, held: bool) -> None: ...
+    def num_steps(self) -> int: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +75,14 @@ class StreamedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Gateway:
+    """Whose a session is."""
+
+    id: str
+    epoch: int = 0  # number of the session among those of the gateway; 0: they have none
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     """The front's hand on the requests of all gateways."""
 
@@ -92,17 +101,17 @@ class Session:
         self,
         engine: GenerationEngine,
         *,
-        gateway_id: str,
+        gateway: Gateway,
         progress: ProgressSink,
         admission: Admission,
         tracing: Tracing,
     ) -> None:
         """`tracing` makes the spans of requests."""
-        self.gateway_id = gateway_id
+        self.gateway = gateway
         self._engine = engine
         self._progress = progress
         self._admission, self._tracing = admission, tracing
-        self._stream = StepStream()
+        self._stream = StepStream(engine.num_steps)
         self._live: dict[str, StreamedRequest] = {}
         self._preparing: dict[str, asyncio.Task[None]] = {}
         self._input_ended = False
@@ -128,7 +137,8 @@ class Session:
         """Yield frames until the session ends; raises the error it was ended with."""
         while (frame := await self._stream.next_frame()) is not None:
             FRAMES.inc()
-            FRAME_TOKENS.observe(frame.num_tokens)
+            if frame.has_news:
+                FRAME_TOKENS.observe(frame.num_tokens)
             yield frame
 
     def submit(self, submissions: Sequence[Submission]) -> None:
@@ -188,11 +198,13 @@ class Session:
 
     async def _add(self, live: StreamedRequest, prepared: PreparedRequest) -> None:
         live.trace.prepared(prepared.num_prompt_tokens)
-        self._stream.accept(
-            live.submission.request_id,
-            num_prompt_tokens=prepared.num_prompt_tokens,
-            max_tokens=prepared.max_tokens,
+        acceptance = Acceptance(
+            prepared.num_prompt_tokens, prepared.max_tokens, prepared.prompt_digest
         )
+        if resume := prepared.resume:
+            live.num_generated = len(resume.output_ids)
+            live.num_delivered = resume.num_delivered_tokens
+        self._stream.accept(live.submission.request_id, acceptance, num_known=live.num_generated)
         self._note(live, RequestStatus.QUEUED)
         live.engine_id = prepared.engine_id
         live.prompt, live.reads = _echoed_prompt(live.submission, prepared), prepared.reads
@@ -275,7 +287,7 @@ class Session:
         task = self._preparing.pop(request_id, None)
         if task is not None and task not in self._preparing.values():
             task.cancel()  # no other answer waits for the prompt
-        self._stream.accept(request_id, num_prompt_tokens=0)
+        self._stream.accept(request_id, Acceptance())
         self._on_delta(live, CANCELLED)
 
     def take_delivered(self, counts: Iterable[tuple[str, int]]) -> None:
@@ -298,6 +310,15 @@ class Session:
         self._input_ended = True
         if not self._live:
             self._stream.end()
+
+    def beat(self) -> None:
+        """Send a frame soon if requests are live: the gateway learns that their engine steps."""
+        if self._live:
+            self._stream.beat()
+
+    def leave(self) -> None:
+        """Tell the gateway that the executor is leaving."""
+        self._stream.leave()
 
     def end(self, error: Exception | None = None) -> None:
         """End the session after what is pending; live requests are aborted by `close`."""

@@ -7,7 +7,7 @@ for one message waits for the next: a message above gRPC's limit would end the s
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 
@@ -37,8 +37,9 @@ class Output:
 class Acceptance:
     """What the engine says of a request that it takes; zeros where it was aborted before."""
 
-    num_prompt_tokens: int
+    num_prompt_tokens: int = 0
     max_tokens: int = 0  # that the answer may have
+    prompt_digest: int = 0  # of the prompt's ids
 
 
 @dataclass(slots=True)
@@ -49,6 +50,13 @@ class Frame:
     accepted: dict[str, Acceptance] = field(default_factory=dict)
     rejected: list[tuple[str, Rejection]] = field(default_factory=list)
     outputs: dict[str, Output] = field(default_factory=dict)
+    num_engine_steps: int = 0  # that have ended when it is taken
+    is_leaving: bool = False  # the executor takes nothing new
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything happened to a request."""
+        return bool(self.accepted or self.rejected or self.outputs)
 
     @property
     def num_tokens(self) -> int:
@@ -58,9 +66,15 @@ class Frame:
 class StepStream:
     """Merges what happens between two reads of the writer into one frame."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_steps: Callable[[], int] = lambda: 0) -> None:
+        """`num_steps` returns how many steps the engine has ended."""
+        self._num_steps = num_steps
         self._pending = Frame(sequence=0)
-        self._num_sent: dict[str, int] = {}  # live requests: tokens in frames taken so far
+        self._is_due = False  # a frame, whether or not there is news
+        self._is_leaving = False
+        self._num_sent: dict[
+            str, int
+        ] = {}  # live requests: tokens that the gateway has, with frames taken
         self._wake = asyncio.Event()
         self._ended = False
         self._error: Exception | None = None
@@ -69,11 +83,13 @@ class StepStream:
         """Return whether the writer has not yet taken the ending of this accepted request."""
         return request_id in self._num_sent
 
-    def accept(self, request_id: str, *, num_prompt_tokens: int, max_tokens: int = 0) -> None:
-        """Say that the engine took a request; precedes everything else about it."""
+    def accept(self, request_id: str, acceptance: Acceptance, *, num_known: int = 0) -> None:
+        """Say that the engine took a request; precedes everything else about it. `num_known`:
+        tokens that the gateway has of its answer.
+        """
         assert not self.knows(request_id), f"{request_id} is live"
-        self._num_sent[request_id] = 0
-        self._pending.accepted[request_id] = Acceptance(num_prompt_tokens, max_tokens)
+        self._num_sent[request_id] = num_known
+        self._pending.accepted[request_id] = acceptance
         self._wake.set()
 
     def reject(self, request_id: str, rejection: Rejection) -> None:
@@ -95,6 +111,16 @@ class StepStream:
         output.prompt = prompt or output.prompt
         self._wake.set()
 
+    def beat(self) -> None:
+        """Have the writer take a frame soon, without news if there is none."""
+        self._is_due = True
+        self._wake.set()
+
+    def leave(self) -> None:
+        """Say from now on, and soon, that the executor is leaving."""
+        self._is_leaving = True
+        self.beat()
+
     def end(self, error: Exception | None = None) -> None:
         """Let the writer stop, raising `error` if given, once it has taken what is pending."""
         if not self._ended:
@@ -111,11 +137,12 @@ class StepStream:
         return None
 
     def _has_news(self) -> bool:
-        pending = self._pending
-        return bool(pending.accepted or pending.rejected or pending.outputs)
+        return self._is_due or self._pending.has_news
 
     def _take(self) -> Frame:
-        frame, self._pending = _cut(self._pending, MAX_FRAME_BYTES)
+        taken, self._pending = _cut(self._pending, MAX_FRAME_BYTES)
+        self._is_due = False
+        frame = replace(taken, num_engine_steps=self._num_steps(), is_leaving=self._is_leaving)
         for request_id, output in frame.outputs.items():
             if output.ending is not None:
                 del self._num_sent[request_id]

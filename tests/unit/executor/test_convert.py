@@ -15,7 +15,7 @@ from services.executor.observation import (
     RequestObservation,
 )
 from services.executor.serving.step_stream import Acceptance, Frame, Output
-from services.executor.types import Failure, RejectCode, Rejection, Submission, Token
+from services.executor.types import Failure, RejectCode, Rejection, Resume, Submission, Token
 from services.generation.conversation import (
     ChatMessage,
     ConversationOptions,
@@ -117,6 +117,66 @@ def test_a_further_answer_without_an_id_is_refused() -> None:
     assert rejection.field == "request_id"
 
 
+RESUME: dict[str, Any] = {
+    "output_ids": [5, 6, 7],
+    "max_tokens": 3,
+    "num_delivered_tokens": 3,
+    "last_due_age_s": -2.5,
+    "arrived_age_s": 9.0,
+    "num_cached_tokens": 32,
+    "prompt_digest": 2**64 - 1,
+}
+
+
+def test_what_an_answer_has_already_is_kept() -> None:
+    submit = make_submit(resume=pb.Resume(**RESUME), rendered_at_s=1.8e9)
+    submission = only(convert.submissions_from_proto(submit))
+
+    assert submission.resume == Resume(**RESUME | {"output_ids": (5, 6, 7)})
+    assert submission.rendered_at_s == 1.8e9
+    assert only(convert.submissions_from_proto(make_submit())).resume is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field"),
+    [
+        ({"output_ids": []}, "resume.output_ids"),
+        ({"output_ids": [5, -1]}, "resume.output_ids"),
+        ({"max_tokens": 0}, "resume.max_tokens"),
+        ({"max_tokens": 2}, "resume.max_tokens"),
+        ({"num_delivered_tokens": -1}, "resume.num_delivered_tokens"),
+        ({"num_delivered_tokens": 4}, "resume.num_delivered_tokens"),
+        ({"last_due_age_s": float("nan")}, "resume.last_due_age_s"),
+        ({"arrived_age_s": -0.1}, "resume.arrived_age_s"),
+        ({"arrived_age_s": float("inf")}, "resume.arrived_age_s"),
+        ({"num_cached_tokens": -1}, "resume.num_cached_tokens"),
+    ],
+)
+def test_what_no_answer_can_have_is_refused(overrides: dict[str, Any], field: str) -> None:
+    submit = make_submit(resume=pb.Resume(**RESUME | overrides))
+    rejection = convert.submissions_from_proto(submit)
+
+    assert isinstance(rejection, Rejection)
+    assert (rejection.code, rejection.field) == (RejectCode.INVALID_ARGUMENT, field)
+
+
+def test_one_answer_goes_on_at_a_time() -> None:
+    further = [pb.FurtherAnswer(request_id="r.1")]
+    submit = make_submit(resume=pb.Resume(**RESUME), further_answers=further)
+    rejection = convert.submissions_from_proto(submit)
+
+    assert isinstance(rejection, Rejection)
+    assert (rejection.code, rejection.field) == (RejectCode.INVALID_ARGUMENT, "resume")
+
+
+@pytest.mark.parametrize("now_s", [-1.0, 1e12, float("nan")])
+def test_an_instant_that_no_calendar_knows_is_refused(now_s: float) -> None:
+    rejection = convert.submissions_from_proto(make_submit(rendered_at_s=now_s))
+
+    assert isinstance(rejection, Rejection)
+    assert rejection.field == "rendered_at_s"
+
+
 def test_the_service_level_is_kept() -> None:
     level = gen.ServiceLevel(slo_ttft_s=1, slo_tbt_s=0.25, pace_tail=True)
     submission = only(convert.submissions_from_proto(make_submit(service_level=level)))
@@ -187,18 +247,19 @@ def test_the_limits_themselves_are_allowed(overrides: dict[str, Any]) -> None:
         pb.StreamRequest(),
         pb.StreamRequest(abort=pb.Abort(request_id="r")),
         pb.StreamRequest(hello=pb.Hello()),
+        pb.StreamRequest(hello=pb.Hello(gateway_id="g", epoch=-1)),
     ],
 )
 def test_a_stream_must_begin_with_hello(message: pb.StreamRequest | None) -> None:
     with pytest.raises(InvalidRequestError):
-        convert.gateway_id_from_proto(message)
+        convert.hello_from_proto(message)
 
 
 def test_a_frame_keeps_every_field() -> None:
     rejection = Rejection(code=RejectCode.CONTEXT_LENGTH, field="messages", message="too long")
     frame = Frame(
         sequence=4,
-        accepted={"a": Acceptance(7, 5)},
+        accepted={"a": Acceptance(7, 5, 2**64 - 1)},
         rejected=[("b", rejection)],
         outputs={
             "c": Output(first_token_index=2, tokens=[Token(9, "é")], ending=FinishReason.STOP),
@@ -206,11 +267,15 @@ def test_a_frame_keeps_every_field() -> None:
                 first_token_index=0, ending=Failure(message="the engine failed", retryable=True)
             ),
         },
+        num_engine_steps=12,
+        is_leaving=True,
     )
 
     assert convert.frame_to_proto(frame) == pb.StreamResponse(
         sequence=4,
-        accepted=[pb.Accepted(request_id="a", num_prompt_tokens=7, max_tokens=5)],
+        accepted=[
+            pb.Accepted(request_id="a", num_prompt_tokens=7, max_tokens=5, prompt_digest=2**64 - 1)
+        ],
         rejected=[
             pb.Rejected(
                 request_id="b",
@@ -231,6 +296,8 @@ def test_a_frame_keeps_every_field() -> None:
                 ending=pb.Ending(failure=pb.Failure(retryable=True, message="the engine failed")),
             ),
         ],
+        num_engine_steps=12,
+        is_leaving=True,
     )
 
 

@@ -5,11 +5,14 @@ import json
 import pytest
 
 from services.executor.request_tag import (
+    Begun,
+    begun_of,
     from_extra_args,
     from_transfer_params,
     reads_from_first,
     to_extra_args,
     to_transfer_params,
+    with_begun,
 )
 from services.pacing.cause import Cause, Delay
 from services.pacing.types import NO_SERVICE_LEVEL, Release, ServiceLevel
@@ -45,3 +48,14 @@ def test_whether_tokens_are_read_from_the_first_on_reaches_the_scheduler() -> No
     assert not reads_from_first(to_extra_args(PROMISE, reads=False))
     assert reads_from_first(to_extra_args(PROMISE))
     assert reads_from_first(None)
+
+
+def test_what_an_answer_has_already_comes_back_from_plain_values() -> None:
+    begun = Begun([5, 6], 1, -0.5, 3.0)
+    extra_args = json.loads(json.dumps(with_begun(to_extra_args(PROMISE), begun, reads=False)))
+
+    assert begun_of(extra_args) == begun
+    assert from_extra_args(extra_args) == PROMISE
+    assert not reads_from_first(extra_args)
+    assert begun_of(to_extra_args(PROMISE)) is None
+    assert begun_of(None) is None

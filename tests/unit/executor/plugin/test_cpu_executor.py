@@ -9,7 +9,7 @@ from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from services.executor.engine.config import CPU_EXECUTOR
-from services.executor.plugin import cpu_executor
+from services.executor.plugin import cpu_executor, resumed_rows
 from services.executor.plugin.cpu_executor import SleepingMultiprocExecutor, nap_between_looks
 from services.executor.plugin.cpu_worker import CPUWorker, EvenflowCPUWorker
 
@@ -52,6 +52,10 @@ def test_it_is_what_vllms_queues_call_where_they_would_yield(
 def test_workers_nap_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CPUWorker, "init_device", lambda self: None)
 
-    object.__new__(EvenflowCPUWorker).init_device()
+    monkeypatch.setattr(resumed_rows, "install", lambda config: None)
+    worker = object.__new__(EvenflowCPUWorker)
+    worker.vllm_config = None
+
+    worker.init_device()
 
     assert shm_broadcast.sched_yield is cpu_executor._nap

@@ -1,6 +1,7 @@
 """Clients take turns at two compilers; each form is compiled once, for all that ask for it."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -32,7 +33,7 @@ class FakeCompiler:
         self.is_closed = False
         self._found: asyncio.Future[str] | None = None
 
-    async def fault(self, kind: str, text: str, *, cpu_s: float) -> str:
+    async def fault(self, kind: str, text: str, ids: Sequence[int] = (), *, cpu_s: float) -> str:
         assert self._found is None
         self.begun.append(text)
         self.limits_s.add(cpu_s)

@@ -15,7 +15,7 @@ from vllm.v1.structured_output.backend_xgrammar import STRING_SUPPORTED_FORMATS
 
 from services.executor.prompts.json_forms import fault_of_tools, kept_form, without_annotations
 from services.executor.prompts.json_schema.walk import KNOWN_FORMATS
-from services.executor.prompts.sampling import grammar_of
+from services.executor.prompts.sampling import grammar_of, is_of_any_object
 from tests.byte_tokenizer import describe_tokenizer
 
 NUMBERS = {"type": "array", "items": {"type": "integer"}}
@@ -124,11 +124,14 @@ def test_the_form_of_any_object_needs_no_check_and_others_do() -> None:
     any_object = kept_form(StructuredOutputsParams(json_object=True), is_compact=False)
     numbers = kept_form(StructuredOutputsParams(json=NUMBERS), is_compact=False)
 
-    assert grammar_of(SamplingParams(structured_outputs=any_object)) is None
-    assert grammar_of(SamplingParams(structured_outputs=numbers)) == (
-        "structural_tag",
-        numbers.structural_tag,
-    )
+    of_any_object = grammar_of(SamplingParams(structured_outputs=any_object))
+    of_numbers = grammar_of(SamplingParams(structured_outputs=numbers))
+
+    assert of_any_object is not None
+    assert is_of_any_object(of_any_object)
+    assert is_of_any_object(("json_object", ""))
+    assert of_numbers == ("structural_tag", numbers.structural_tag)
+    assert not is_of_any_object(of_numbers)
 
 
 def test_formats_are_known_that_vllm_knows() -> None:

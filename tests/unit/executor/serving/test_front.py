@@ -25,6 +25,7 @@ from services.executor.types import (
     RejectCode,
     RejectedError,
     Rejection,
+    Resume,
     Submission,
     Token,
 )
@@ -69,6 +70,7 @@ class FakeEngine:
     fair_keys: list[str] = field(default_factory=list)  # of those that detokenised
     turns: list[tuple[str, int, bool]] = field(default_factory=list)
     reads: bool = True  # answers, from their first tokens on
+    steps: int = 0
 
     async def prepare(self, submissions: Sequence[Submission]) -> list[PreparedRequest]:
         prompt = submissions[0].prompt
@@ -89,6 +91,7 @@ class FakeEngine:
                 text="the prompt",
                 prompt_ids=PROMPT_IDS if one.returns_prompt_ids else (),
                 reads=self.reads,
+                resume=one.resume,
             )
             for one in submissions
         ]
@@ -116,6 +119,9 @@ class FakeEngine:
 
     def hold(self, engine_id: str, held: bool) -> None:
         self.holds.append((engine_id, held))
+
+    def num_steps(self) -> int:
+        return self.steps
 
     async def held(self) -> HeldRequests:
         return HeldRequests(answered=frozenset(self.sinks), computed=frozenset(self.sinks))
@@ -544,6 +550,103 @@ async def test_drain_lets_live_requests_end_and_takes_no_new_ones(
     assert [(id, r.code) for id, r in frame.rejected] == [("late", RejectCode.UNAVAILABLE)]
     with pytest.raises(UnavailableError):
         await next_frame(session)
+
+
+def make_resume(*output_ids: int, **overrides: Any) -> Resume:
+    fields: dict[str, Any] = {
+        "output_ids": output_ids,
+        "max_tokens": 9,
+        "num_delivered_tokens": 1,
+        "last_due_age_s": 0.0,
+        "arrived_age_s": 2.0,
+        "num_cached_tokens": 0,
+        "prompt_digest": 0,
+    }
+    return Resume(**fields | overrides)
+
+
+async def test_an_answer_goes_on_behind_its_tokens_and_its_prompt_is_not_given_back_again(
+    front: Front, session: Session, engine: FakeEngine, progress: RecordedProgress
+) -> None:
+    session.submit([make_submission("a", echo=True, resume=make_resume(5, 6, 7))])
+    await settle()
+    assert front.num_deposited == 2
+    engine.generate("a", 8)
+    output = (await next_frame(session)).outputs["a"]
+
+    assert output.first_token_index == 3
+    assert output.prompt is None
+    assert progress.notes[-1] == ("a", 4, RequestStatus.DECODING)
+
+
+async def test_there_is_a_quarter_more_room_for_answers_that_were_begun_elsewhere(
+    engine: FakeEngine,
+) -> None:
+    front = Front(model_id="m", max_num_reqs=4)
+    front.serve(engine)
+    session = front.open_session("gateway-1")
+    await submit(session, "a", "b", "c", "d", "new")
+    for name in ("moved", "one too many"):
+        session.submit([make_submission(name, resume=make_resume(5))])
+    await settle()
+    frame = await next_frame(session)
+    front.close_session(session)
+
+    assert list(frame.accepted) == ["a", "b", "c", "d", "moved"]
+    assert [(id, r.code) for id, r in frame.rejected] == [
+        ("new", RejectCode.OVERLOADED),
+        ("one too many", RejectCode.OVERLOADED),
+    ]
+
+
+async def test_a_newer_stream_of_a_gateway_ends_those_before_it(
+    front: Front, engine: FakeEngine
+) -> None:
+    older, other = front.open_session("g", epoch=4), front.open_session("h", epoch=1)
+    unnumbered = front.open_session("g")
+    for session, name in ((older, "a"), (other, "b"), (unnumbered, "c")):
+        await submit(session, name)
+        await next_frame(session)
+
+    newer = front.open_session("g", epoch=5)
+
+    assert engine.sinks.keys() == {"b-x", "c-x"}
+    assert [frame async for frame in older.frames()] == []
+    assert (older.num_live, newer.num_live) == (0, 0)
+    with pytest.raises(UnavailableError):
+        front.open_session("g", epoch=4)
+    front.close_session(older)  # once more, as its call ends
+    for session in (other, unnumbered, newer):
+        front.close_session(session)
+
+
+async def test_gateways_with_requests_hear_how_far_the_engine_is(
+    front: Front, session: Session, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.executor.serving.front.BEAT_S", 0.0)
+    idle = front.open_session("gateway-2")
+    await submit(session, "slow")
+    engine.steps = 7
+    beats = asyncio.create_task(front.beat())
+
+    frames = [await next_frame(session) for _ in range(2)]
+
+    assert [(frame.has_news, frame.num_engine_steps) for frame in frames] == [(False, 7)] * 2
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(aiter(idle.frames())), timeout=0.01)
+    beats.cancel()
+    front.close_session(idle)
+
+
+async def test_who_drains_tells_every_gateway(front: Front, session: Session) -> None:
+    idle = front.open_session("gateway-2")
+    await submit(session, "slow")
+    draining = await drain_in_background(front, timeout_s=60)
+
+    assert (await next_frame(session)).is_leaving
+    assert (await next_frame(idle)).is_leaving
+    session.abort("slow")
+    await asyncio.wait_for(draining, timeout=60)
 
 
 @pytest.mark.logs("drain_timed_out")

@@ -30,7 +30,7 @@ async def take(stream: StepStream) -> Frame:
 async def test_one_step_of_all_requests_is_one_frame() -> None:
     stream = StepStream()
     for request_id in ("a", "b", "c"):
-        stream.accept(request_id, num_prompt_tokens=7)
+        stream.accept(request_id, Acceptance(7))
     await take(stream)
 
     for request_id in ("a", "b", "c"):
@@ -44,7 +44,7 @@ async def test_one_step_of_all_requests_is_one_frame() -> None:
 
 async def test_steps_that_the_writer_missed_are_appended_and_keep_their_first_index() -> None:
     stream = StepStream()
-    stream.accept("a", num_prompt_tokens=1)
+    stream.accept("a", Acceptance(1))
     stream.push("a", make_delta(10))
     first = await take(stream)
     stream.push("a", make_delta(11))
@@ -61,7 +61,7 @@ async def test_steps_that_the_writer_missed_are_appended_and_keep_their_first_in
 
 async def test_an_ending_without_tokens_tells_how_many_were_sent() -> None:
     stream = StepStream()
-    stream.accept("a", num_prompt_tokens=1)
+    stream.accept("a", Acceptance(1))
     stream.push("a", make_delta(1, 2, 3))
     await take(stream)
 
@@ -72,14 +72,14 @@ async def test_an_ending_without_tokens_tells_how_many_were_sent() -> None:
 
 async def test_an_id_is_known_until_its_ending_was_taken() -> None:
     stream = StepStream()
-    stream.accept("a", num_prompt_tokens=1)
+    stream.accept("a", Acceptance(1))
     stream.push("a", make_delta(1, ending=FinishReason.STOP))
     assert stream.knows("a")
 
     await take(stream)
 
     assert not stream.knows("a")
-    stream.accept("a", num_prompt_tokens=1)
+    stream.accept("a", Acceptance(1))
     stream.push("a", make_delta(5))
     assert (await take(stream)).outputs["a"].first_token_index == 0
 
@@ -99,7 +99,7 @@ async def test_the_writer_sleeps_until_there_is_news() -> None:
 
 async def test_what_is_pending_is_taken_before_the_end() -> None:
     stream = StepStream()
-    stream.accept("a", num_prompt_tokens=1)
+    stream.accept("a", Acceptance(1))
     stream.end(UnavailableError("gone"))
 
     assert (await take(stream)).accepted == {"a": Acceptance(1)}
@@ -119,7 +119,7 @@ async def test_what_is_too_much_for_a_message_goes_into_the_next_ones() -> None:
     """Five tokens of a third of a message, of two requests, are five thirds, then the rest."""
     stream = StepStream()
     for request_id in ("a", "b"):
-        stream.accept(request_id, num_prompt_tokens=1)
+        stream.accept(request_id, Acceptance(1))
         texts = (Token(k, "\N{GRINNING FACE}" * (MAX_FRAME_BYTES // 12)) for k in range(5))
         stream.push(request_id, Delta(tuple(texts), FinishReason.STOP))
 
@@ -150,7 +150,7 @@ async def test_an_echo_too_large_for_a_message_comes_in_pieces_before_the_tokens
     ids = tuple(range(200_000, 300_000))  # the larger part of two messages
     prompt = EchoedPrompt("Hi", tuple(TokenLogprobs(top[0], top) for _ in range(1_000)), ids)
     stream = StepStream()
-    stream.accept("a", num_prompt_tokens=1_000)
+    stream.accept("a", Acceptance(1_000))
     stream.push("a", make_delta(1, ending=FinishReason.STOP), prompt=prompt)
 
     outputs, sizes = [], []
@@ -187,7 +187,7 @@ def test_a_receiver_rebuilds_every_token_whenever_the_writer_reads(steps: list[s
                 received[request_id] += [token.id for token in output.tokens]
 
         for request_id in "abc":
-            stream.accept(request_id, num_prompt_tokens=1)
+            stream.accept(request_id, Acceptance(1))
         for number, step in enumerate(steps):
             if step is None:
                 await read()
@@ -199,3 +199,42 @@ def test_a_receiver_rebuilds_every_token_whenever_the_writer_reads(steps: list[s
         assert sequences == list(range(len(sequences)))
 
     asyncio.run(replay())
+
+
+async def test_an_answer_that_was_begun_elsewhere_goes_on_at_its_index() -> None:
+    stream = StepStream()
+    stream.accept("a", Acceptance(1), num_known=17)
+    stream.push("a", make_delta(1))
+    first = await take(stream)
+    stream.push("a", make_delta(2, ending=FinishReason.STOP))
+    second = await take(stream)
+
+    assert first.outputs["a"].first_token_index == 17
+    assert second.outputs["a"].first_token_index == 18
+
+
+async def test_a_beat_is_a_frame_whether_or_not_there_is_news() -> None:
+    steps = iter([4, 9, 9])
+    stream = StepStream(lambda: next(steps))
+    stream.beat()
+    silent = await take(stream)
+    stream.accept("a", Acceptance(1))
+    stream.beat()
+    telling = await take(stream)
+
+    assert (silent.has_news, silent.num_engine_steps, silent.sequence) == (False, 4, 0)
+    assert (telling.has_news, telling.num_engine_steps, telling.sequence) == (True, 9, 1)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(stream.next_frame(), timeout=0.01)
+
+
+async def test_who_leaves_says_so_at_once_and_from_then_on() -> None:
+    stream = StepStream()
+    stream.accept("a", Acceptance(1))
+    before = await take(stream)
+    stream.leave()
+    told = await take(stream)
+    stream.push("a", make_delta(1))
+    after = await take(stream)
+
+    assert [frame.is_leaving for frame in (before, told, after)] == [False, True, True]

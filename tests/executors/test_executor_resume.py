@@ -1,0 +1,151 @@
+"""An executor goes on with answers that were begun elsewhere, and refuses what it cannot."""
+
+import random
+from typing import Any
+
+import pytest
+
+from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.gateway.v1 import generation_pb2 as gen
+from lab.executor_client import GatewayStream, resume_of
+from lab.models import MAX_MODEL_LEN
+from lab.stack.executor_process import ExecutorProcess
+from tests.executors.continuing import assert_goes_on
+from tests.stock_requests import GREEDY, PROMPT
+
+pytestmark = pytest.mark.timeout(3_600)
+
+SCHEMA = '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}'
+ASKED: dict[str, dict[str, Any]] = {
+    "greedy": GREEDY,
+    "seeded": {"temperature": 1, "seed": 7, "max_tokens": 40, "presence_penalty": 0.5},
+    "likely": {"temperature": 1, "seed": 5, "max_tokens": 24, "logprobs": 3},
+    "schema": {"temperature": 0, "structured_outputs": gen.StructuredOutputs(json_schema=SCHEMA)},
+    "object": {
+        "temperature": 0,
+        "max_tokens": 24,
+        "structured_outputs": gen.StructuredOutputs(json_object=True),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def executor(plain_executor: ExecutorProcess) -> ExecutorProcess:
+    return plain_executor
+
+
+async def test_it_is_told_where_answers_go_on_and_what_rounds(gateway: GatewayStream) -> None:
+    info = await gateway.stub.GetModelInfo(pb.GetModelInfoRequest())
+
+    assert len(info.fingerprint) == 32
+    assert "tensor parallel 1" in info.numerics
+    assert not info.is_batch_invariant
+
+
+@pytest.mark.parametrize("name", ASKED)
+async def test_the_rest_of_an_answer_is_as_if_nothing_had_happened(
+    gateway: GatewayStream, name: str
+) -> None:
+    fields = {"text": PROMPT, "sampling": ASKED[name]}
+    answer = await gateway.ask(name, **fields)
+
+    await assert_goes_on(gateway, name, answer, **fields)
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+async def test_an_answer_ends_at_a_string_that_it_had_a_part_of(
+    gateway: GatewayStream, is_told: bool
+) -> None:
+    whole = await gateway.ask("whole", text=PROMPT, sampling=GREEDY)
+    stop = whole.text[40:50]
+    fields = {"text": PROMPT, "sampling": {**GREEDY, "stop": [stop], "include_stop": is_told}}
+    answer = await gateway.ask("stopped", **fields)
+
+    assert answer.finish_reason == "STOP"
+    await assert_goes_on(gateway, "stopped", answer, **fields)
+
+
+async def test_an_echo_is_not_given_back_again(gateway: GatewayStream) -> None:
+    fields = {"text": PROMPT, "sampling": {**GREEDY, "logprobs": 1}, "echo": True}
+    answer = await gateway.ask("echo", **fields)
+
+    assert answer.prompt is not None
+    await assert_goes_on(gateway, "echo", answer, **fields)
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "field"),
+    [
+        ({"output_ids": [5, 10**6]}, "INVALID_ARGUMENT", "resume.output_ids"),
+        ({"output_ids": []}, "INVALID_ARGUMENT", "resume.output_ids"),
+        ({"max_tokens": 1}, "INVALID_ARGUMENT", "resume.max_tokens"),
+        ({"prompt_digest": 1}, "CANNOT_RESUME", "resume"),
+        ({"max_tokens": MAX_MODEL_LEN}, "CANNOT_RESUME", "resume"),
+    ],
+)
+async def test_what_cannot_go_on_here_is_refused(
+    gateway: GatewayStream, changed: dict[str, Any], code: str, field: str
+) -> None:
+    answer = await gateway.ask("answer", text=PROMPT, sampling=GREEDY)
+    resume = resume_of(answer, 3)
+    for name, value in changed.items():
+        resume.ClearField(name)
+        resume.MergeFrom(pb.Resume(**{name: value}))
+    refused = await gateway.ask("refused", text=PROMPT, sampling=GREEDY, resume=resume)
+
+    assert (refused.reject_code, refused.rejected and refused.rejected.field) == (code, field)
+
+
+@pytest.mark.parametrize("name", ["schema", "object"])
+async def test_tokens_that_a_form_does_not_allow_are_refused(
+    gateway: GatewayStream, name: str
+) -> None:
+    fields = {"text": PROMPT, "sampling": ASKED[name]}
+    free = await gateway.ask("free", text=PROMPT, sampling=GREEDY)
+    refused = await gateway.ask("refused", **fields, resume=resume_of(free, 3))
+
+    assert refused.reject_code == "CANNOT_RESUME"
+
+
+async def test_tokens_behind_the_end_of_an_answer_are_refused(gateway: GatewayStream) -> None:
+    whole = await gateway.ask("whole", text=PROMPT, sampling=GREEDY)
+    sampling = {**GREEDY, "stop": [whole.text[20:30]]}
+    refused = await gateway.ask(
+        "refused", text=PROMPT, sampling=sampling, resume=resume_of(whole, 40)
+    )
+
+    assert refused.reject_code == "INVALID_ARGUMENT"
+
+
+async def test_whatever_is_asked_for_the_engine_answers_the_next_request(
+    gateway: GatewayStream,
+) -> None:
+    """Fields at random, malformed or not, each with a form or without."""
+    rng = random.Random(1)
+    answer = await gateway.ask("answer", text=PROMPT, sampling=GREEDY)
+    for n in range(60):
+        resume = resume_of(answer, rng.randrange(1, 48))
+        _disturb(resume, rng)
+        sampling = {"max_tokens": 8, **rng.choice(list(ASKED.values()))}
+        got = await gateway.ask(f"fuzz {n}", text=PROMPT, sampling=sampling, resume=resume)
+        assert (got.ending is None) is (got.rejected is not None)
+
+    again = await gateway.ask("again", text=PROMPT, sampling=GREEDY)
+    assert again.ids == answer.ids
+
+
+def _disturb(resume: pb.Resume, rng: random.Random) -> None:
+    ids = [rng.choice((0, 1, 2, 300, 1_999, 10**5, -1, 2**31 - 1)) for _ in range(rng.randrange(4))]
+    match rng.randrange(6):
+        case 0:
+            resume.output_ids.extend(ids)
+        case 1:
+            resume.max_tokens = rng.choice((-1, 0, 1, 50, MAX_MODEL_LEN, 2**31 - 1))
+        case 2:
+            resume.num_delivered_tokens = rng.choice((-1, 0, 49, 2**31 - 1))
+        case 3:
+            resume.last_due_age_s = rng.choice((float("nan"), -1e6, 1e6, 1e300))
+        case 4:
+            resume.arrived_age_s = rng.choice((float("inf"), -1.0, 1e6, 0.0))
+        case 5:
+            resume.prompt_digest = rng.choice((0, 1, 2**64 - 1))
