@@ -598,6 +598,23 @@ async def test_a_request_that_executors_are_lost_to_fails_and_no_other(
         assert error_in(poison.text)["code"] == "generation_failed"
 
 
+async def test_requests_that_may_be_to_blame_are_tried_one_at_a_time(monkeypatch) -> None:
+    monkeypatch.setattr(failover, "TRIAL_S", 1.0)
+    expected = await streams_undisturbed(4)
+    first, second = Machine(0), Machine(1)
+    first.goes_on.clear()
+    second.goes_on.clear()
+    async with running(first, second) as client:
+        streams = await streams_midway(client, 4)  # two each, all of them new
+        await first.kill()
+        await until(lambda: len(second.resumed) == 1)
+        await asyncio.sleep(0.5)
+        assert len(second.resumed) == 1
+        await until(lambda: len(second.resumed) == 2)
+        second.goes_on.set()
+        assert list(await asyncio.gather(*streams)) == expected
+
+
 # -- executors that fail, hang, or leave ----------------------------------------------------------
 
 
