@@ -134,6 +134,7 @@ class Stack:
             "GATEWAY_DRAIN_TIMEOUT_S": 300,
             "GATEWAY_READER_TIMEOUT_S": 1_800,
             "GATEWAY_SUBMIT_TIMEOUT_S": 300,
+            "GATEWAY_FAILOVER_TIMEOUT_S": 1_800,  # as long as an engine takes on a busy machine
             "PLANNER_GRPC_PORT": self.ports["planner"],
             "TRACKER_GRPC_PORT": self.ports["tracker"],
             "TRACKER_REDIS_URL": self.redis.url,

@@ -7,18 +7,17 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 
-import grpc
-import httpx
 import pytest
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2 as pb_gateway
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_gateway_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
+from services.gateway.live import failover
 from services.kit.rpc import name_of_request
 from tests.fake_executor import FINGERPRINT, MODEL, PROMPT_DIGEST, FakeExecutor, Script, open_gate
 from tests.gateways import Client, chat_body, gateway_for, stream_body, until
@@ -55,6 +54,8 @@ class Machine(FakeExecutor):
         super().__init__(executor_id=f"executor-{number}", **facts)
         self.goes_on = open_gate()
         self.takes = open_gate()
+        self.interval_s = 0.0  # between two tokens
+        self.dying: asyncio.Task[None] | None = None
         self.wrong: list[pb.Submit] = []  # those that go on with tokens of another answer
         self.script_for = self._script_for
 
@@ -66,6 +67,7 @@ class Machine(FakeExecutor):
             self.wrong.append(submit)
         return Script(
             texts=tokens,
+            interval_s=self.interval_s,
             midway=self.goes_on,
             accepting=self.takes,
             num_reasoning_tokens=3,
@@ -273,3 +275,516 @@ async def test_a_whole_answer_that_cannot_go_on_begins_again() -> None:
     assert second.resumed == []
 
 
+def ask_for_stream(client: Client, name: str, **parameters: object) -> "asyncio.Task[str]":
+    body = stream_body(**parameters)
+    return asyncio.create_task(over_http(name, CHAT, body)(client))
+
+
+def error_in(answer: str) -> dict[str, str]:
+    """Return the error that a stream ends with, its only one."""
+    last = answer.strip().split("\n\n")[-1]
+    return json.loads(last.removeprefix("data: "))["error"]
+
+
+async def streams_midway(client: Client, number: int) -> list["asyncio.Task[str]"]:
+    """Begin streams, and wait until each has half of its tokens."""
+    streams = [ask_for_stream(client, f"r{k}", seed=k) for k in range(number)]
+    await until(lambda: all_are_midway(client, number))
+    return streams
+
+
+async def streams_undisturbed(number: int) -> list[str]:
+    async with running(Machine()) as client:
+        streams = [ask_for_stream(client, f"r{k}", seed=k) for k in range(number)]
+        return list(await asyncio.gather(*streams))
+
+
+# -- when nothing can be done --------------------------------------------------------------------
+
+
+async def test_an_error_says_why_an_answer_could_not_go_on_in_time() -> None:
+    only = Machine()
+    only.goes_on.clear()
+    async with running(only, failover_timeout_s=0.6) as client:
+        (stream,) = await streams_midway(client, 1)
+        await only.kill()
+        await asyncio.sleep(0.3)
+        assert not stream.done()
+
+        error = error_in(await stream)
+
+    assert error["code"] == "executor_lost"
+    assert "no executor that could go on with it is connected" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "settings", "why"),
+    [
+        pytest.param({"fingerprint": ""}, {}, "does not say what it takes", id="no-fingerprint"),
+        pytest.param({}, {"failover_timeout_s": 0.0}, "do not move here", id="off"),
+        pytest.param({}, {"failover_max_tokens": 11}, "more than 11 tokens", id="too-long"),
+    ],
+)
+async def test_what_cannot_move_ends_with_an_error_at_once(facts, settings, why) -> None:
+    first, second = Machine(0, **facts), Machine(1, **facts)
+    first.goes_on.clear()
+    second.goes_on.clear()
+    async with running(first, second, **settings) as client:
+        streams = await streams_midway(client, 2)
+        await first.kill()
+        second.goes_on.set()
+        answers = await asyncio.gather(*streams)
+
+    (error,) = (error_in(answer) for answer in answers if "[DONE]" not in answer)
+    assert error["code"] == "executor_lost"
+    assert why in error["message"]
+    assert second.resumed == []
+
+
+async def test_answers_move_between_executors_of_one_fingerprint_with_room_only() -> None:
+    other = Machine(1, fingerprint="another")
+    small = Machine(2)
+    small.max_model_len = 30
+    only = Machine(0)
+    only.goes_on.clear()
+    async with running(only, other, small, failover_timeout_s=0.5) as client:
+        streams = [ask_for_stream(client, f"r{k}", max_tokens=NUM_TOKENS) for k in range(3)]
+        await until(lambda: sum(stream.done() for stream in streams) == 2)
+        await until(lambda: all_are_midway(client, 1))
+        await only.kill()
+        answers = await asyncio.gather(*streams)
+
+    assert ["[DONE]" in answer for answer in answers].count(False) == 1
+    assert other.resumed == small.resumed == []
+
+
+async def test_between_unequal_numerics_nothing_moves_where_that_is_said() -> None:
+    first, second = Machine(0), Machine(1, numerics="gpu")
+    first.goes_on.clear()
+    async with running(
+        first, second, failover_timeout_s=0.5, failover_across_numerics=False
+    ) as client:
+        streams = [ask_for_stream(client, f"r{k}") for k in range(2)]
+        await until(lambda: all_are_midway(client, 1))
+        await first.kill()
+        answers = await asyncio.gather(*streams)
+
+    assert ["[DONE]" in answer for answer in answers].count(False) == 1
+    assert second.resumed == []
+
+
+CANNOT = pb.Rejected(code=pb.REJECT_CODE_CANNOT_RESUME, message="the prompt is another one here")
+FULL = pb.Rejected(code=pb.REJECT_CODE_OVERLOADED, message="the queue is full")
+
+
+def refuse_resumes(machine: Machine, reject: pb.Rejected, *, times: int = sys.maxsize) -> None:
+    """Have a machine refuse answers that were begun elsewhere, so many times."""
+    number = 0
+
+    def script_for(submit: pb.Submit) -> Script:
+        nonlocal number
+        number += submit.HasField("resume")
+        is_refused = submit.HasField("resume") and number <= times
+        return Script(reject=reject) if is_refused else machine._script_for(submit)
+
+    machine.script_for = script_for
+
+
+async def test_an_executor_that_cannot_go_on_with_an_answer_leads_to_the_next() -> None:
+    (expected,) = await streams_undisturbed(1)
+    machines = [Machine(number) for number in range(3)]
+    for machine in machines:
+        machine.goes_on.clear()
+    async with running(*machines) as client:
+        (stream,) = await streams_midway(client, 1)
+        (asked,) = (machine for machine in machines if machine.submits)
+        rest = [machine for machine in machines if machine is not asked]
+        refuse_resumes(rest[0], CANNOT)
+        for machine in rest:
+            machine.goes_on.set()
+        # Which of the two is asked first is open: have one refuse, then the other.
+        await asked.kill()
+        assert await stream == expected
+
+    assert len(rest[1].resumed) == 1
+    assert len(rest[0].resumed) <= 1
+
+
+async def test_when_all_executors_refuse_an_answer_the_error_says_why() -> None:
+    first, second = Machine(0), Machine(1)
+    for machine in (first, second):
+        machine.goes_on.clear()
+        refuse_resumes(machine, CANNOT)
+    async with running(first, second) as client:
+        streams = await streams_midway(client, 2)
+        await first.kill()
+        second.goes_on.set()
+        answers = await asyncio.gather(*streams)
+
+    (error,) = (error_in(answer) for answer in answers if "[DONE]" not in answer)
+    assert "the prompt is another one here" in error["message"]
+    assert len(second.resumed) == 1
+
+
+async def test_an_executor_without_room_is_asked_again() -> None:
+    expected = await streams_undisturbed(2)
+    first, second = Machine(0), Machine(1)
+    first.goes_on.clear()
+    second.goes_on.clear()
+    refuse_resumes(second, FULL, times=2)
+    async with running(first, second) as client:
+        streams = await streams_midway(client, 2)
+        await first.kill()
+        second.goes_on.set()
+        assert list(await asyncio.gather(*streams)) == expected
+
+    assert len(second.resumed) == 3
+
+
+# -- in the gap ----------------------------------------------------------------------------------
+
+
+async def test_in_the_gap_readers_get_what_is_there_at_its_pace_and_comments() -> None:
+    only = Machine()
+    only.goes_on.clear()
+    pace = {"consumption_rate_tps": 20}
+    body = stream_body(evenflow=pace, max_tokens=40)
+    async with (
+        running(only, sse_keepalive_s=0.05) as client,
+        client.http.stream("POST", CHAT, json=body) as answer,
+    ):
+        lines = answer.aiter_lines()
+        await until(lambda: client.num_generated() == [20])  # a second of reading
+        await only.kill()
+        told = [await anext(lines) for _ in range(60)]
+        only.goes_on.set()
+        await only.start()
+        told += [line async for line in lines]
+
+    assert ": keep-alive" in told[:60]  # a second of text was told, then there was nothing
+    assert sum('"content":"' in line for line in told[:60]) > 5
+    assert told[-2] == "data: [DONE]" or "data: [DONE]" in told
+    assert not any('"error"' in line for line in told)
+    (resume,) = (submit.resume for submit in only.resumed)
+    assert len(resume.output_ids) == 20
+
+
+async def test_a_request_that_is_cancelled_in_the_gap_ends_and_goes_on_nowhere() -> None:
+    only = Machine()
+    only.goes_on.clear()
+    message = gen.ChatMessage(role="user", content="Say hello.")
+    async with running(only) as client:
+        stub = pb_gateway_grpc.GatewayServiceStub(client.channel)
+        request = pb_gateway.ChatRequest(model=MODEL, messages=[message])
+        call = stub.Chat(request, metadata=[("x-request-id", "r")])
+        await until(lambda: all_are_midway(client, 1))
+        await only.kill()
+        await until(lambda: not client.gateway.dispatcher.is_ready)
+
+        await stub.Cancel(pb_gateway.CancelRequest(request_id="r"))
+        parts = [part async for part in call]
+        await only.start()
+        await client.wait_ready()
+        await asyncio.sleep(0.6)
+
+    assert parts[-1].finish.reason == gen.FINISH_REASON_CANCELLED
+    assert only.resumed == []
+
+
+async def test_a_client_that_leaves_in_the_gap_is_forgotten() -> None:
+    only = Machine()
+    only.goes_on.clear()
+    async with running(only) as client:
+        async with client.http.stream("POST", CHAT, json=stream_body()):
+            await until(lambda: all_are_midway(client, 1))
+            await only.kill()
+            await until(lambda: not client.gateway.dispatcher.is_ready)
+        await client.wait_idle()
+        await only.start()
+        await client.wait_ready()
+        await asyncio.sleep(0.6)
+
+    assert only.resumed == []
+
+
+async def test_a_gateway_that_drains_goes_on_moving_answers() -> None:
+    expected = await streams_undisturbed(2)
+    first, second = Machine(0), Machine(1)
+    first.goes_on.clear()
+    second.goes_on.clear()
+    async with running(first, second) as client:
+        streams = await streams_midway(client, 2)
+        client.gateway.dispatcher.start_draining()
+        await first.kill()
+        second.goes_on.set()
+        assert list(await asyncio.gather(*streams)) == expected
+
+
+async def test_generation_stays_held_for_a_reader_that_lags() -> None:
+    only = Machine()
+    only.goes_on.clear()
+    pace = {"consumption_rate_tps": 1}
+    async with (
+        running(only, max_deposit_bytes=1 << 10) as client,
+        client.http.stream("POST", CHAT, json=stream_body(evenflow=pace)),
+    ):
+        await until(lambda: [held for _, held in only.holds] == [True])
+        num_tokens = client.num_generated()
+        await only.kill()
+        await until(lambda: not client.gateway.dispatcher.is_ready)
+        await only.start()
+        await only.until(lambda: len(only.holds) == 2)
+
+    assert only.holds[1][1]
+    assert len(only.resumed[0].resume.output_ids) == num_tokens[0]
+    assert only.resumed[0].resume.last_due_age_s < 0  # the newest is due later
+
+
+# -- requests that executors are lost to ---------------------------------------------------------
+
+
+class Deadly(asyncio.Event):
+    """A gate at which its machine dies, some time after what it has said has arrived."""
+
+    def __init__(self, machine: Machine, after_s: float = 0.0) -> None:
+        super().__init__()
+        self._machine = machine
+        self._after_s = after_s
+
+    async def wait(self) -> bool:
+        await asyncio.sleep(self._after_s)
+        self._machine.dying = asyncio.create_task(self._machine.kill())
+        return await super().wait()
+
+
+def poisoned(machine: Machine, *, at_prompt: bool) -> None:
+    """Have a machine die of requests that say so, at their prompt or at their 40th token."""
+
+    def script_for(submit: pb.Submit) -> Script:
+        script = machine._script_for(submit)
+        if submit.chat.messages[-1].content == "poison" and at_prompt:
+            script.accepting = Deadly(machine)
+        elif submit.chat.messages[-1].content == "poison":
+            script.midway = Deadly(machine, 0.0 if submit.HasField("resume") else 0.4)
+        return script
+
+    machine.script_for = script_for
+
+
+@pytest.mark.parametrize(("at_prompt", "num_lost"), [(True, 2), (False, 3)])
+async def test_a_request_that_executors_are_lost_to_fails_and_no_other(
+    monkeypatch, at_prompt, num_lost
+) -> None:
+    monkeypatch.setattr(failover, "TRIAL_S", 0.3)
+    expected = await streams_undisturbed(21)
+    machines = [Machine(number) for number in range(5)]
+    for machine in machines:
+        machine.goes_on.clear()
+        poisoned(machine, at_prompt=at_prompt)
+    turns = [{"role": "user", "content": "poison"}]
+    async with running(*machines) as client:
+        streams = await streams_midway(client, 21)
+        body = stream_body(messages=turns, max_tokens=80)
+        poison = await client.http.post(CHAT, json=body)
+        for machine in machines:
+            machine.goes_on.set()
+        assert list(await asyncio.gather(*streams)) == expected
+        num_alive = sum(machine._server is not None for machine in machines)
+
+    assert len(machines) - num_alive == num_lost
+    if at_prompt:
+        assert (poison.status_code, poison.json()["error"]["code"]) == (500, "generation_failed")
+    else:
+        assert error_in(poison.text)["code"] == "generation_failed"
+
+
+async def test_requests_that_may_be_to_blame_are_tried_one_at_a_time(monkeypatch) -> None:
+    monkeypatch.setattr(failover, "TRIAL_S", 1.0)
+    expected = await streams_undisturbed(4)
+    first, second = Machine(0), Machine(1)
+    first.goes_on.clear()
+    second.goes_on.clear()
+    async with running(first, second) as client:
+        streams = await streams_midway(client, 4)  # two each, all of them new
+        await first.kill()
+        await until(lambda: len(second.resumed) == 1)
+        await asyncio.sleep(0.5)
+        assert len(second.resumed) == 1
+        await until(lambda: len(second.resumed) == 2)
+        second.goes_on.set()
+        assert list(await asyncio.gather(*streams)) == expected
+
+
+# -- executors that fail, hang, or leave ----------------------------------------------------------
+
+
+async def test_what_an_engine_gives_up_on_goes_on_elsewhere() -> None:
+    expected = await streams_undisturbed(2)
+    first, second = Machine(0), Machine(1)
+    first.goes_on.clear()
+    second.goes_on.clear()
+    async with running(first, second) as client:
+        streams = await streams_midway(client, 2)
+        assert first.session is not None
+        failure = pb.Failure(retryable=True, message="the engine has died")
+        (request,) = first.submits
+        first.session.end(request.request_id, NUM_TOKENS // 2, pb.Ending(failure=failure))
+        await until(lambda: len(second.resumed) == 1)
+        second.goes_on.set()
+        assert list(await asyncio.gather(*streams)) == expected
+
+
+def beat(machine: Machine, num_steps: int) -> None:
+    """Have a machine say how many steps its engine has made."""
+    assert machine.session is not None
+    machine.session.num_steps = num_steps
+    machine.session.send()
+
+
+@pytest.mark.logs("executor_lost")
+async def test_an_executor_that_says_nothing_is_given_up() -> None:
+    expected = await streams_undisturbed(2)
+    first, second = Machine(0), Machine(1)
+    first.goes_on.clear()
+    second.goes_on.clear()
+    async with running(first, second, link_stall_s=2.0) as client:
+        streams = await streams_midway(client, 2)
+        beat(first, 7)
+        for _ in range(10):
+            beat(second, 7)
+            await asyncio.sleep(0.4)
+        assert len(second.resumed) == 1
+        second.goes_on.set()
+        assert list(await asyncio.gather(*streams)) == expected
+    assert len(first.epochs) == 2
+    assert len(second.epochs) == 1
+
+
+async def test_an_engine_that_makes_no_step_while_readers_wait_is_given_up() -> None:
+    expected = await streams_undisturbed(2)
+    first, second = Machine(0), Machine(1)
+    first.goes_on.clear()
+    second.goes_on.clear()
+    async with running(first, second, engine_stall_s=1.0) as client:
+        streams = await streams_midway(client, 2)
+        number = 7
+        while not second.resumed:
+            number += 1
+            beat(first, 7)
+            beat(second, number)
+            await asyncio.sleep(0.1)
+        second.goes_on.set()
+        assert list(await asyncio.gather(*streams)) == expected
+
+        await first.until(lambda: len(first.epochs) == 2)  # its front goes on, and its engine hangs
+        await first.until(lambda: len(first.submits) == 2)
+        probe, num_submits = first.submits[-1], len(second.submits)
+        await asyncio.gather(*(ask_for_stream(client, f"s{k}") for k in range(3)))
+        assert (probe.sampling.max_tokens, len(probe.token_ids.ids)) == (1, 1)
+        assert len(second.submits) == num_submits + 3
+        first.goes_on.set()
+        while len(first.submits) == 2:
+            await ask_for_stream(client, "again")
+    assert len(second.epochs) == 1
+
+
+async def test_an_engine_may_rest_while_readers_have_enough() -> None:
+    only = Machine()
+    only.goes_on.clear()
+    body = stream_body(evenflow={"consumption_rate_tps": 2})
+    async with (
+        running(only, engine_stall_s=0.5) as client,
+        client.http.stream("POST", CHAT, json=body),
+    ):
+        await until(lambda: all_are_midway(client, 1))
+        for _ in range(20):
+            beat(only, 7)
+            await asyncio.sleep(0.1)
+        assert len(only.epochs) == 1
+
+
+def leave(machine: Machine) -> None:
+    """Have a machine say that it shuts down."""
+    assert machine.session is not None
+    machine.session.is_leaving = True
+    machine.session.send()
+
+
+async def test_answers_leave_with_all_tokens_that_they_have_where_an_executor_shuts_down() -> None:
+    names = [f"r{k}" for k in range(40)]
+    async with running(Machine()) as client:
+        streams = [ask_for_stream(client, name, seed=3, max_tokens=150) for name in names]
+        expected = list(await asyncio.gather(*streams))
+    first, second = Machine(0), Machine(1)
+    for machine in (first, second):
+        machine.interval_s = 0.005
+    async with running(first, second) as client:
+        streams = [ask_for_stream(client, name, seed=3, max_tokens=150) for name in names]
+        await until(lambda: len(first.submits) + len(second.submits) == len(names))
+        await until(lambda: min(client.num_generated()) > 2)
+        leave(first)
+        await first.until(lambda: bool(first.aborted))
+        late = ask_for_stream(client, "late")
+        assert list(await asyncio.gather(*streams)) == expected
+        await late
+        resumed = [name_of_request(submit.request_id) for submit in second.resumed]
+        assert sorted(first.aborted) == sorted(resumed)
+        num_first = len(first.submits)
+
+    assert num_first == len(second.resumed) == len(names) // 2
+    assert len(second.begun) == len(names) // 2 + 1
+
+
+async def test_where_all_leave_answers_stay_and_the_gateway_is_not_ready() -> None:
+    expected = await streams_undisturbed(1)
+    only = Machine()
+    only.goes_on.clear()
+    async with running(only) as client:
+        streams = await streams_midway(client, 1)
+        leave(only)
+        await until(lambda: not client.gateway.dispatcher.is_ready)
+        refused = await client.http.post(CHAT, json=chat_body())
+        await asyncio.sleep(0.6)
+        only.goes_on.set()
+        assert list(await asyncio.gather(*streams)) == expected
+
+    assert refused.status_code == 503
+    assert only.aborted == []
+
+
+# -- what is told --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("numerics", "dtype", "continued"),
+    [
+        ("cpu", "float32", "identical"),
+        ("gpu", "float32", "valid"),
+        ("cpu", "bfloat16", "valid"),
+    ],
+)
+async def test_who_asks_by_evenflow_hears_of_moves(numerics, dtype, continued) -> None:
+    first, second = Machine(0), Machine(1, numerics=numerics)
+    first.dtype = second.dtype = dtype
+    turns = chat_body()["messages"]
+    asked = {"model": MODEL, "stream": True, "evenflow": {}}
+    bodies = {
+        CHAT: asked | {"messages": turns},
+        "/v1/completions": asked | {"prompt": "Once", "max_tokens": NUM_TOKENS},
+        "/v1/responses": asked | {"input": "Hello"},
+        "/v1/messages": asked | {"messages": turns, "max_tokens": NUM_TOKENS},
+    }
+    kinds = [(path, streams) for path in bodies for streams in (False, True)]
+    asks = [over_http(path, path, bodies[path] | {"stream": streams}) for path, streams in kinds]
+    first.goes_on.clear()
+    second.goes_on.clear()
+    async with running(first, second) as client:
+        answers = [asyncio.create_task(ask(client)) for ask in asks for _ in range(2)]
+        await until(lambda: all_are_midway(client, len(answers)))
+        await first.kill()
+        second.goes_on.set()
+        told = await asyncio.gather(*answers)
+
+    moved = [answer for answer in told if '"evenflow":{"moves":1' in answer]
+    assert len(moved) == len(asks)
+    assert all(f'"evenflow":{{"moves":1,"continued":"{continued}"}}' in answer for answer in moved)

@@ -36,7 +36,7 @@ from services.planner.worker import Worker
 from services.tracker.redis.store import RedisTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
-from tests.fake_executor import FakeExecutor, Script
+from tests.fake_executor import FINGERPRINT, FakeExecutor, Script
 from tests.gateways import Client, chat_body, gateway_for, stream_body, until
 from tests.slow_reader import ask_and_wait
 
@@ -195,6 +195,35 @@ async def test_a_key_is_used(executor: FakeExecutor, tmp_path: Path) -> AsyncIte
             bearer = {"authorization": f"Bearer {key}"}
             answer = await client.http.post(URL, json=chat_body(), headers=bearer)
         await client.wait_idle()
+    yield
+
+
+@pytest.mark.logs("request_moved")
+@sees(
+    "evenflow_gateway_moves_total",
+    "evenflow_gateway_moves_hidden_total",
+    "evenflow_gateway_move_gap_seconds_sum",
+    "evenflow_gateway_move_gap_seconds_count",
+)
+async def test_an_answer_moves_while_its_reader_has_enough() -> AsyncIterator[None]:
+    executors = [FakeExecutor(executor_id=str(k), fingerprint=FINGERPRINT) for k in range(2)]
+    for executor in executors:
+        executor.script = Script(texts=["x"] * 40)
+        executor.script.midway.clear()
+        await executor.start()
+    async with gateway_for(*executors) as client:
+        await until(lambda: all(executor.session for executor in executors))
+        await client.wait_ready()
+        body = stream_body(evenflow={"consumption_rate_tps": 1})
+        answer = asyncio.create_task(client.http.post(URL, json=body))
+        await until(lambda: client.num_generated() == [20])
+        for executor in executors:
+            executor.script.midway.set()
+            if executor.submits:
+                await executor.kill()
+        await answer
+    for executor in executors:
+        await executor.kill()
     yield
 
 

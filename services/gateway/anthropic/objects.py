@@ -20,6 +20,7 @@ class MessageHead:
 
     request_id: RequestId
     model: str
+    tells_moves: bool = False  # between executors, if there were any
 
 
 def message(

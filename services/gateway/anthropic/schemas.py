@@ -4,6 +4,8 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic takes no other on Python 3.11
 
+from services.gateway.openai.schemas import Moves
+
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
 
@@ -47,6 +49,7 @@ class AnsweredMessage(TypedDict):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
+    evenflow: NotRequired[Moves]
 
 
 class TokenCount(TypedDict):

@@ -17,12 +17,26 @@ from services.gateway.errors import BodyTooLargeError, LinkBrokenError, LinkStal
 from services.gateway.executors.heartbeat import CHECK_INTERVAL_S, Heartbeat, StallLimits
 from services.gateway.executors.inflight import InflightRequests
 from services.gateway.executors.outbox import Outbox
+from services.gateway.executors.probe import Probe
 from services.gateway.executors.routing import Candidate
-from services.gateway.types import GenerationRequest, RequestSink, Resume, ServedModel
-from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
+from services.gateway.types import (
+    GenerationRequest,
+    RequestId,
+    RequestSink,
+    Resume,
+    ServedModel,
+)
+from services.generation.prompts import (
+    ChatPrompt,
+    TextPrompt,
+    Tokenization,
+    TokenizeOptions,
+    TokenPrompt,
+)
+from services.generation.sampling_params import SamplingParams
 from services.kit.clock import Clock, process_epoch
 from services.kit.errors import InvalidRequestError, ServiceError, UnavailableError
-from services.kit.rpc import make_channel, service_errors
+from services.kit.rpc import make_channel, own_request_id, service_errors
 from services.kit.telemetry.trace_context import TraceContext
 from services.kit.transport import PLAIN, Transport
 
@@ -72,6 +86,7 @@ class _Session:
     inflight: InflightRequests
     heartbeat: Heartbeat
     is_leaving: bool = False  # the executor is
+    is_proven: bool = True  # its engine is taken to live
 
 
 class ExecutorLink:
@@ -94,6 +109,7 @@ class ExecutorLink:
         self._options = options
         self._changed = changed
         self._clock = clock
+        self._has_stalled = False  # nothing has shown since that the engine lives
         self._session: _Session | None = None
 
     @property
@@ -108,7 +124,7 @@ class ExecutorLink:
 
     def candidate(self) -> Candidate | None:
         """Describe this executor for routing; None while it takes no requests."""
-        if self._session is None or self._session.is_leaving:
+        if self._session is None or self._session.is_leaving or not self._session.is_proven:
             return None
         info = self._session.info
         served = info.each()
@@ -220,6 +236,8 @@ class ExecutorLink:
         except ServiceError as failure:
             detail = str(failure)
             how = LinkStalledError if isinstance(failure, LinkStalledError) else how
+            # One that could not be reached has ended, and is another one when it is back.
+            self._has_stalled = how is LinkStalledError or (self._has_stalled and was_connected)
         except Exception:
             log.exception("executor_link_crashed", address=self.address)
         finally:
@@ -243,6 +261,8 @@ class ExecutorLink:
         self._changed()
         CONNECTED.labels(self.address).set(1)
         log.info("executor_connected", address=self.address, model=info.model)
+        if self._has_stalled:
+            self._probe(session)
         works = (_write(call, session.outbox), self._read(call, session), self._watch(session))
         tasks = [asyncio.create_task(work) for work in works]
         try:
@@ -265,6 +285,22 @@ class ExecutorLink:
                 log.info("executor_leaving", address=self.address)
                 self._changed()
         raise LinkBrokenError("the executor closed the stream")
+
+    def _probe(self, session: _Session) -> None:
+        """Have requests go elsewhere until the executor has answered one of a token."""
+
+        def proven() -> None:
+            self._has_stalled, session.is_proven = False, True
+            self._changed()
+
+        session.is_proven = False
+        request = GenerationRequest(
+            request_id=RequestId(own_request_id("probe")),
+            model=session.info.model,
+            prompt=TokenPrompt((0,)),
+            sampling=SamplingParams(max_tokens=1),
+        )
+        self.submit([Asked(request, Probe(proven))], 1)
 
     async def _watch(self, session: _Session) -> None:
         """Raise LinkStalledError when the executor hangs."""

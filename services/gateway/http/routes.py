@@ -79,7 +79,9 @@ class ApiRoutes:
     async def messages(self, request: Request) -> Response:
         body, asked = await self._asked(request, MessagesBody, to_message_request)
         (asked,) = self._seen(request, body, [asked])
-        head = MessageHead(request_id=asked.request_id, model=body.model)
+        head = MessageHead(
+            request_id=asked.request_id, model=body.model, tells_moves=body.uses_extension
+        )
         return self._answers([asked], MessageForm(head))
 
     async def count_tokens(self, request: Request) -> Response:
@@ -160,6 +162,7 @@ class ApiRoutes:
             is_prompt_only=body.wants_no_answer,
             has_token_ids=body.tells_token_ids,
             names_tokens_by_id=body.return_tokens_as_token_ids,
+            tells_moves=body.uses_extension,
         )
         form = ChatForm(
             head,

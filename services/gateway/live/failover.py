@@ -64,6 +64,15 @@ class LostAnswer:
         return self.is_whole or not self.num_tokens
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """The addresses of executors that are not to be asked."""
+
+    never: Collection[str] = ()  # they have refused the answer for good
+    not_now: Collection[str] = ()  # they had no room, or have only just been lost
+    tries: Collection[str] = ()  # another request is on trial there, and this one would be
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What to do with an answer, where, or why nothing can be done."""
@@ -74,6 +83,7 @@ class Verdict:
 
 
 WAIT = Verdict(Step.WAIT)
+NONE_CLOSED = Closed()
 
 
 def cause_of_move(error: ServiceError) -> MoveCause:
@@ -107,12 +117,9 @@ def decide(
     candidates: Sequence[Candidate],
     limits: FailoverLimits,
     *,
-    never: Collection[str] = (),
-    not_now: Collection[str] = (),
+    closed: Closed = NONE_CLOSED,
 ) -> Verdict:
-    """Say what to do with an answer, `candidates` being the executors that are connected: those at
-    the addresses of `never` have refused it for good, those of `not_now` are to be left alone.
-    """
+    """Say what to do with an answer, `candidates` being the executors that are connected."""
     if answer.num_counts >= MAX_COUNTS:
         return Verdict(Step.GIVE_UP, why=POISON)
     reason = _why_it_stays(answer, limits)
@@ -122,11 +129,13 @@ def decide(
     able = [one for one in candidates if answer.model in one.models and _has_room(answer, one)]
     alike = [] if reason else [one for one in able if _is_alike(answer, one, limits)]
     for step, fit in ((Step.CONTINUE, alike), (Step.BEGIN_AGAIN, able if may_begin else [])):
-        free = [one for one in fit if one.address not in never and one.address not in not_now]
+        free = [one for one in fit if _is_free(one.address, closed)]
         if free:
             return Verdict(step, to=_least_loaded(free, but=answer.lost_at))
     fit = able if may_begin else alike
-    is_refused = bool(fit) and all(one.address in never for one in fit)
+    if any(one.address in closed.tries for one in fit):
+        return WAIT  # its turn comes, however many are before it
+    is_refused = bool(fit) and all(one.address in closed.never for one in fit)
     if is_refused or answer.waited_s >= limits.timeout_s:
         return Verdict(Step.GIVE_UP, why=answer.refusal or _what_lacks(fit))
     return WAIT
@@ -156,6 +165,10 @@ def _is_alike(answer: LostAnswer, candidate: Candidate, limits: FailoverLimits) 
     if home is None or candidate.fingerprints.get(answer.model) != home.fingerprints[answer.model]:
         return False
     return limits.across_numerics or candidate.numerics == home.numerics
+
+
+def _is_free(address: str, closed: Closed) -> bool:
+    return not any(address in one for one in (closed.never, closed.not_now, closed.tries))
 
 
 def _least_loaded(candidates: Sequence[Candidate], *, but: str) -> Candidate:

@@ -19,6 +19,7 @@ from services.gateway.errors import (
 from services.gateway.executors.routing import Candidate
 from services.gateway.live.failover import (
     MAX_COUNTS,
+    Closed,
     FailoverLimits,
     LostAnswer,
     MoveCause,
@@ -37,7 +38,8 @@ from services.kit.errors import DeadlineError, OverloadedError, ServiceError, Un
 log = structlog.get_logger()
 
 MAX_UNDER_WAY = 32
-LOOK_INTERVAL_S = 0.25
+LOOK_INTERVAL_S = 0.05  # while requests wait
+IDLE_INTERVAL_S = 0.25  # else; until it is noticed that an executor leaves
 RETRY_S = 0.5  # after which an executor that had no room is asked again
 MOVABLE = (LinkBrokenError, EngineFailedError, LeavingError)
 FOR_NOW = (UnavailableError, OverloadedError, DeadlineError, DuplicateRequestError)
@@ -88,7 +90,7 @@ class Moves:
         """Look after lost requests until cancelled."""
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_INTERVAL_S):
+                async with asyncio.timeout(LOOK_INTERVAL_S if self._lost else IDLE_INTERVAL_S):
                     await self._news.wait()
             self._news.clear()
             try:
@@ -256,11 +258,16 @@ class Moves:
             waited_s=now_s - loss.since_s,
             refusal=loss.refusal,
         )
-        not_now = {address for address, at_s in loss.not_before_s.items() if now_s < at_s}
-        if live.num_counts:
-            not_now.update(self._tried_at(live, now_s))
-        candidates = self._routes.candidates()
-        return decide(answer, candidates, self._limits, never=loss.never, not_now=not_now)
+        return decide(
+            answer,
+            self._routes.candidates(),
+            self._limits,
+            closed=Closed(
+                never=loss.never,
+                not_now={address for address, at_s in loss.not_before_s.items() if now_s < at_s},
+                tries={*self._tried_at(live, now_s)} if live.num_counts else (),
+            ),
+        )
 
     def _tried_at(self, live: LiveRequest, now_s: float) -> Iterator[str]:
         """Yield the executors at which another request that may have killed one is on trial."""

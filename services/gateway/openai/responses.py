@@ -11,8 +11,8 @@ import msgspec
 from services.gateway.openai.errors import body_of
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from services.gateway.openai.messages import delta, is_plain, message, says_something
-from services.gateway.openai.schemas import Model, Usage
-from services.gateway.types import Finish, RequestId, ServedModel, Token
+from services.gateway.openai.schemas import Model, Moves, Usage
+from services.gateway.types import Continued, Finish, RequestId, ServedModel, Token
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
 
@@ -40,6 +40,7 @@ class AnswerHead:
     is_prompt_only: bool = False  # what is generated is not told
     has_token_ids: bool = False  # of what is generated, in every choice
     names_tokens_by_id: bool = False  # where their probabilities are told
+    tells_moves: bool = False  # between executors, if there were any
 
     @property
     def is_chat(self) -> bool:
@@ -104,6 +105,15 @@ def _counts(num_prompt_tokens: int, num_output_tokens: int) -> Usage:
     }
 
 
+def told_moves(finishes: Sequence[Finish], *, is_asked: bool) -> dict[str, Moves]:
+    """Return the member that tells how often answers moved; none if nobody asked, or none did."""
+    num_moves = sum(finish.moves for finish in finishes)
+    if not is_asked or not num_moves:
+        return {}
+    is_valid = any(finish.continued is Continued.VALID for finish in finishes)
+    return {"evenflow": {"moves": num_moves, "continued": "valid" if is_valid else "identical"}}
+
+
 def chunk_base(head: AnswerHead) -> dict[str, Any]:
     """Return what every chunk of an answer begins with."""
     return {
@@ -136,6 +146,7 @@ class ChunkWriter:
         """
         self._is_chat = head.is_chat
         self._is_prompt_only = head.is_prompt_only
+        self._tells_moves = head.tells_moves
         self._has_token_ids = head.has_token_ids
         self._index = index
         self._includes_usage = includes_usage
@@ -206,7 +217,8 @@ class ChunkWriter:
         choice = self._choice({} if self._is_chat else "", None, finish.reason.value)
         begun = self._begin()
         self._num_tokens = finish.num_output_tokens
-        return begun + event(self._with_choices([choice]))
+        moves = told_moves([finish], is_asked=self._tells_moves)
+        return begun + event(self._with_choices([choice]) | moves)
 
     def _begin(self) -> bytes:
         if self._is_begun:
@@ -281,7 +293,7 @@ def whole_answers(head: AnswerHead, answers: Sequence[Answer]) -> dict[str, Any]
     """Return the body of a response that is not streamed. One conversation has one prompt, whose
     ids it tells; other choices have their prompts'.
     """
-    prompt = answers[0].prompt
+    prompt, finishes = answers[0].prompt, [answer.finish for answer in answers]
     ids = {"prompt_token_ids": prompt.token_ids} if head.is_chat and prompt is not None else {}
     return {
         "id": head.answer_id,
@@ -289,8 +301,9 @@ def whole_answers(head: AnswerHead, answers: Sequence[Answer]) -> dict[str, Any]
         "created": head.created_s,
         "model": head.model,
         "choices": [_whole_choice(head, k, answer) for k, answer in enumerate(answers)],
-        "usage": usage([answer.finish for answer in answers], head.answers_per_prompt),
+        "usage": usage(finishes, head.answers_per_prompt),
         **ids,
+        **told_moves(finishes, is_asked=head.tells_moves),
     }
 
 

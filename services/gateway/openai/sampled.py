@@ -96,6 +96,11 @@ class SampledBody(StrictBody):
     cache_salt: CacheSalt = ""
     evenflow: ServiceLevelBody = ServiceLevelBody()
 
+    @property
+    def uses_extension(self) -> bool:
+        """Say whether the body has the extension object, be it empty."""
+        return "evenflow" in self.model_fields_set
+
     def sampling(self, default: SamplingParams, **more: Any) -> SamplingParams:
         """Return how tokens are drawn: as stated here and in `more`, else as `default` advises.
 

@@ -45,6 +45,13 @@ class Usage(TypedDict):
     completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
+class Moves(TypedDict):
+    """How often an answer lost its executor and went on, and what it is for all that."""
+
+    moves: int
+    continued: Literal["identical", "valid"]
+
+
 class FunctionCall(TypedDict):
     name: str
     arguments: str
@@ -82,6 +89,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    evenflow: NotRequired[Moves]
     prompt_token_ids: NotRequired[list[int]]
 
 
@@ -122,6 +130,7 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
+    evenflow: NotRequired[Moves]
     prompt_token_ids: NotRequired[list[int]]
 
 
@@ -143,6 +152,7 @@ class Completion(TypedDict):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    evenflow: NotRequired[Moves]
 
 
 class CompletionChunkChoice(TypedDict):
@@ -163,6 +173,7 @@ class CompletionChunk(TypedDict):
     model: str
     choices: list[CompletionChunkChoice]
     usage: NotRequired[Usage | None]
+    evenflow: NotRequired[Moves]
 
 
 class Model(TypedDict):

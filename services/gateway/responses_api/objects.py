@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.gateway.openai.logprobs import chat_logprobs
+from services.gateway.openai.responses import told_moves
 from services.gateway.pieces import Piece, PieceKind
 from services.gateway.responses_api.bodies import FunctionTool, ResponsesBody
 from services.gateway.responses_api.schemas import ResponseUsage
@@ -23,6 +24,7 @@ class ResponseHead:
     request_id: RequestId
     created_s: int  # since 1970
     asked: dict[str, Any]
+    tells_moves: bool = False  # between executors, if there were any
 
     def item_id(self, kind: PieceKind, index: int) -> str:
         """Return the id of the item at `index` of the output, which is a piece of `kind`."""
@@ -48,7 +50,12 @@ def response_head(
         "top_logprobs": body.top_logprobs,
         "top_p": request.sampling.top_p,
     }
-    return ResponseHead(request_id=request.request_id, created_s=created_s, asked=asked)
+    return ResponseHead(
+        request_id=request.request_id,
+        created_s=created_s,
+        asked=asked,
+        tells_moves=body.uses_extension,
+    )
 
 
 def _choice(body: ResponsesBody) -> str | dict[str, str]:
@@ -89,6 +96,7 @@ def response(
         "store": False,
         "truncation": "disabled",
         "usage": None if finish is None else usage(finish),
+        **told_moves([finish] if finish else [], is_asked=head.tells_moves),
     }
 
 

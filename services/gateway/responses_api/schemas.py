@@ -1,10 +1,10 @@
 """What answers of the Responses API look like, for `/openapi.json`. Tests hold real ones to it."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic takes no other on Python 3.11
 
-from services.gateway.openai.schemas import ChatTokenLogprobs
+from services.gateway.openai.schemas import ChatTokenLogprobs, Moves
 
 ItemStatus = Literal["completed", "incomplete"]
 
@@ -95,3 +95,4 @@ class AnsweredResponse(TypedDict):
     store: Literal[False]
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
+    evenflow: NotRequired[Moves]

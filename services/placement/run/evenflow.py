@@ -260,7 +260,7 @@ class _Draft:
         waiting = [request for request in self._parked if request not in there]
         members = [*self.batch, *waiting, *self._parks]
         for request in self._new:
-            prompts = [r for r in (*self.batch, request) if not r.has_begun]
+            prompts = [r for r in (*self.batch, request) if self._snapshot.is_prompt(r)]
             if self._fits([*members, request]) or (
                 are_hidden(self._snapshot, self.batch, prompts)
                 and self._runs_well([*members, request], request)
@@ -356,7 +356,7 @@ class _Draft:
         comes = [r for r in self._comes if r.request_id not in gone]
         came = set(self._comes)
         stays = [r for r in self.batch if r not in came]
-        has_prompts = any(not request.has_begun for request in self.batch)
+        has_prompts = any(map(self._snapshot.is_prompt, self.batch))
         costs = self._snapshot.costs
         step_s = compute_s(costs, self.batch) if costs and self.batch else self._rules.period_s
         num_ahead = int(self._rules.period_s / step_s) + AHEAD_TOKENS

@@ -9,9 +9,11 @@ from services.placement.run.types import RunRequest, RunSnapshot
 
 
 def prompts_s(snapshot: RunSnapshot, requests: Sequence[RunRequest]) -> float:
-    """Return how long the prompts of requests take, one after the other; 0: nothing is measured."""
+    """Return how long what requests have left before they decode takes, one after the other; 0:
+    nothing is measured.
+    """
     costs = snapshot.costs
-    return costs.prompt_s(sum([r.num_prompt_left for r in requests])) if costs else 0.0
+    return costs.prompt_s(sum([r.num_left for r in requests])) if costs else 0.0
 
 
 def are_hidden(
@@ -22,7 +24,7 @@ def are_hidden(
     Readers whose pace no step keeps wait anyway.
     """
     costs = snapshot.costs
-    paced = [r for r in batch if r.has_begun and r.rate_tps]
+    paced = [r for r in batch if r.rate_tps and not snapshot.is_prompt(r)]
     if costs is not None:
         step_s = compute_s(costs, batch)
         paced = [r for r in paced if r.rate_tps * step_s < 1.0]
@@ -47,7 +49,7 @@ def chunk_tokens(
     what they make a prompt longer, if these end the sooner for it: readers who need most steps.
     """
     costs = snapshot.costs
-    decoding = [request for request in batch if request.runs and request.has_begun]
+    decoding = [request for request in batch if request.runs and not snapshot.is_prompt(request)]
     paced = [request for request in decoding if request.rate_tps]
     if costs is None or not paced or not costs.chunk_token_s:
         return None

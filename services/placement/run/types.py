@@ -17,6 +17,7 @@ from services.placement.types import EngineShape, RequestId
 WHOLE = frozenset({ResumeWay.LOAD, ResumeWay.RECOMPUTE})  # no layer stays on the host
 ALL_WAYS = frozenset(ResumeWay)
 AHEAD_TOKENS = 2  # of an answer, in flight at once at most
+COPY_LACKS_ROWS = 4  # newest blocks of a layer group, at most: they go with a step that decodes
 
 
 class RunPhase(Enum):
@@ -63,6 +64,14 @@ class RunRequest:
         """Tokens of its prompt that are still to be computed: nothing has their KV."""
         num_there = max(self.num_computed_tokens, self.num_host_tokens)
         return max(0, self.num_prompt_tokens - num_there)
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that are still to be computed before it decodes: of its prompt, and of what it has
+        of its answer. Its newest token decodes.
+        """
+        num_there = max(self.num_computed_tokens, self.num_host_tokens)
+        return max(0, self.num_prompt_tokens + max(0, self.num_output_tokens - 1) - num_there)
 
     @property
     def runs(self) -> bool:
@@ -197,6 +206,13 @@ class RunSnapshot:
         num_unsaved = request.num_tokens - request.num_host_tokens
         return num_unsaved <= unsaved_blocks * self.engine.block_size
 
+    def is_prompt(self, request: RunRequest) -> bool:
+        """Return whether a request has a prompt to compute before it decodes, or what is as good as
+        one: an answer that was begun elsewhere, or whose KV was lost.
+        """
+        most = COPY_LACKS_ROWS * self.engine.block_size
+        return not request.has_begun or request.num_left > most
+
     def load_s(self, request: RunRequest) -> float:
         """Return how long the link brings a parked request back."""
         if not self.h2d_bytes_per_s:
@@ -208,8 +224,11 @@ class RunSnapshot:
         return num_blocks * self.engine.block_bytes / self.h2d_bytes_per_s
 
     def way_back_s(self, request: RunRequest) -> float:
-        """Return how long a parked request is on its way before it runs."""
-        return self.h2d_queue_s + self.load_s(request)
+        """Return how long a parked request is on its way before it decodes."""
+        way_s = self.h2d_queue_s + self.load_s(request)
+        if self.costs is not None and self.is_prompt(request):
+            way_s += self.costs.prompt_s(request.num_left)
+        return way_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,9 +29,7 @@ class Sink:
         self.endings: list[FinishReason | type[ServiceError]] = []
         self.num_reasoning_tokens: int | None = None
 
-    def accepted(
-        self, num_prompt_tokens: int, max_tokens: int = 0, prompt_digest: int = 0
-    ) -> None:
+    def accepted(self, num_prompt_tokens: int, max_tokens: int = 0, prompt_digest: int = 0) -> None:
         self.num_prompt_tokens = num_prompt_tokens
 
     def rejected(self, error: ServiceError) -> None:

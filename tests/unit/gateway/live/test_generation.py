@@ -577,3 +577,70 @@ async def test_who_was_given_up_hears_why_and_never_that_the_answer_is_complete(
         await anext(batches)
     assert generation.finish is None
     assert generation.result == "abandoned"
+
+
+async def test_an_answer_that_goes_on_elsewhere_keeps_its_pace_and_hears_of_no_error() -> None:
+    clock, timer = Clock(), Timer()
+    generation = make_generation(clock=clock, pacer=Pacer(clock=clock, timer=timer))
+    generation.held_by(listener := Listener())
+    listener.keeps = True
+    outlet = Outlet()
+    writing = asyncio.create_task(generation.write_to(outlet))
+    generation.extended(make_tokens(3), 0.0)  # two of them are held back
+    await turns()
+
+    generation.failed(LinkBrokenError("gone"))
+    await turns()
+    assert [type(error) for error in listener.errors] == [LinkBrokenError]
+    assert outlet.written == [(1, False)]
+    assert generation.runs_dry_s == 3.0
+    assert [generation.is_waited_for(at_s) for at_s in (2.9, 3.0)] == [False, True]
+
+    clock.now_s = 1.0
+    timer.fire()
+    assert outlet.written == [(1, False)] * 2
+    generation.extended([Token(3, 3, "x")], 1.0)
+    generation.ended(FinishReason.STOP)
+    await writing
+    assert sum(number for number, _ in outlet.written) == 4
+    assert generation.finish is not None
+    assert generation.finish.num_output_tokens == 4
+
+
+async def test_an_ending_that_was_asked_for_to_move_an_answer_does_not_end_it() -> None:
+    generation = make_generation()
+    generation.held_by(listener := Listener())
+    listener.keeps = True
+    generation.extended(make_tokens(1), 0.0)
+    generation.ended(FinishReason.CANCELLED)
+    assert not generation.is_over
+
+    listener.keeps = False
+    generation.ended(FinishReason.CANCELLED)
+    assert generation.is_over
+
+
+async def test_a_whole_answer_begins_again_with_its_first_token() -> None:
+    generation = make_generation(delivery=Delivery.WHOLE)
+    generation.extended(make_tokens(3), 0.0)
+    batches = generation.batches()
+    assert len(await anext(batches)) == 3
+    rest = asyncio.ensure_future(anext(batches))
+    await turns()
+    assert generation.is_waited_for(0.0)
+
+    generation.begin_again()
+    generation.extended(make_tokens(2), 0.0)
+    generation.ended(FinishReason.STOP)
+
+    assert [token.index for token in await rest] == [0, 1]
+    assert generation.num_generated == 2
+
+
+async def test_a_reader_that_is_held_or_has_tokens_to_take_waits_for_none() -> None:
+    generation = make_generation(ServiceLevel())
+    assert generation.is_waited_for(0.0)
+    generation.extended(make_tokens(1), 0.0)
+    assert not generation.is_waited_for(9.0)
+    generation.cancel()
+    assert not generation.is_waited_for(9.0)

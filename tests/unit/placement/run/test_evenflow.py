@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from services.placement.run.evenflow import UNSTATED_TTFT_S, decide, in_line
 from services.placement.run.evenflow_rules import DEFAULT_RULES
 from services.placement.run.promise import Promise, reading_fracs, sure_ones
+from services.placement.run.prompts import are_hidden
 from services.placement.run.reason import Reason
 from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 from tests.unit.placement.run.snapshots import (
@@ -207,6 +208,44 @@ def test_where_nobody_waits_a_prompt_is_shorter_than_vllms_only_for_who_would_mi
     least_s = 0.01 + step_s + costs.prompt_s(budget)
     if min(reader.spare_s for reader in decoding) > least_s:
         assert decision.chunk_tokens in (None, budget)
+
+
+def moved(name: str, num_tokens: int, **overrides) -> RunRequest:
+    """Return a request whose answer was begun elsewhere: nothing of it is here."""
+    return parked(name, num_tokens, **({"num_host_tokens": 0, "rate_tps": 20.0} | overrides))
+
+
+def test_what_a_moved_answer_has_to_compute_is_a_prompt() -> None:
+    reader = runs("a", 300, rate_tps=20.0, slack_s=0.062)
+    prompt = ask("b", 400, phase=RunPhase.RUNNING, run_age_s=0.0)
+    here = moved("b", 392, phase=RunPhase.RUNNING, run_age_s=0.0, slack_s=-1.0)
+
+    as_prompt, as_moved = (decide(make_snapshot(reader, one)) for one in (prompt, here))
+
+    assert as_moved.chunk_tokens == as_prompt.chunk_tokens
+    assert as_moved.chunk_tokens is not None
+    assert (as_moved.valid_for_s, as_prompt.valid_for_s) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("slack_s", "is_hidden"), [(0.041, True), (0.039, False)])
+def test_readers_with_tokens_to_read_hide_a_moved_answer_that_has_none(
+    slack_s: float, is_hidden: bool
+) -> None:
+    here = moved("b", 392, phase=RunPhase.RUNNING, run_age_s=0.0, slack_s=-1.0)  # takes 39.9 ms
+    batch = [runs("a", 300, rate_tps=20.0, slack_s=slack_s), here]
+
+    assert are_hidden(make_snapshot(*batch), batch, [here]) is is_hidden
+
+
+def test_the_way_back_of_a_moved_answer_is_what_it_has_to_compute() -> None:
+    # 399 of 400 tokens at 0.1 ms; of a copy that lacks four blocks the rest goes with the decodes.
+    snapshot = make_snapshot()
+
+    assert snapshot.way_back_s(moved("a", 392)) == pytest.approx(0.0399)
+    lacks_four = parked("a", 392, num_host_tokens=399 - 64)
+    assert snapshot.way_back_s(lacks_four) == snapshot.load_s(lacks_four)
+    lacks_more = parked("a", 392, num_host_tokens=399 - 65)
+    assert snapshot.way_back_s(lacks_more) == pytest.approx(snapshot.load_s(lacks_more) + 0.0065)
 
 
 def test_where_nothing_hides_a_prompt_it_is_computed_as_vllm_would() -> None:

@@ -1,0 +1,99 @@
+"""Streams through a gateway outlive the real executor that answers them: killed, or shut down."""
+
+import asyncio
+import os
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lab.stack.executor_process import ExecutorProcess
+from lab.stack.processes import wait_until
+from tests.gateways import Client, gateway_for, until
+
+pytestmark = pytest.mark.timeout(3_600)
+
+NUM_TOKENS = 160
+PROMPT = "Tell me of the sea, and of those who go there."
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "minLength": 150}}}
+ASKED: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 1, "seed": 7, "presence_penalty": 0.5, "frequency_penalty": 0.3},
+    {"temperature": 1, "seed": 5, "logprobs": True, "top_logprobs": 3},
+    {"temperature": 0, "response_format": {"type": "json_schema", "json_schema": {"name": "s"}}},
+)
+ASKED[-1]["response_format"]["json_schema"]["schema"] = SCHEMA
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ExecutorProcess, ...]]:
+    """Two executors of one model."""
+    folder = tmp_path_factory.mktemp("pair")
+    processes = tuple(ExecutorProcess(folder / f"{number}.log") for number in range(2))
+    for process in processes:
+        process.start()
+    try:
+        for process in processes:
+            process.wait_serving()
+        yield processes
+    finally:
+        for process in processes:
+            process.stop()
+
+
+async def ask(client: Client, number: int, *, is_streamed: bool) -> str:
+    """Return all that a client gets, but for when."""
+    (model,) = client.gateway.dispatcher.models()
+    body = ASKED[number] | {
+        "model": model.model,
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_tokens": NUM_TOKENS,
+        "ignore_eos": "response_format" not in ASKED[number],
+        "stream": is_streamed,
+        "evenflow": {"slo_tbt_ms": 1},
+    }
+    headers = {"x-request-id": f"r{number}"}
+    answer = await client.http.post("/v1/chat/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return re.sub(r'"created":\d+', "", answer.text)
+
+
+def ask_all(client: Client) -> list["asyncio.Task[str]"]:
+    """Ask for each kind, twice streamed and once whole."""
+    return [
+        asyncio.create_task(ask(client, number, is_streamed=is_streamed))
+        for number in range(len(ASKED))
+        for is_streamed in (True, True, False)
+    ]
+
+
+def without_moves(answer: str) -> tuple[str, bool]:
+    """Return an answer without what it says of moves, and whether it says that it moved."""
+    told = re.sub(r',"evenflow":\{"moves":1,"continued":"identical"\}', "", answer)
+    assert '"moves"' not in told
+    return told, told != answer
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "shut-down"])
+async def test_answers_are_what_they_would_have_been(
+    pair: tuple[ExecutorProcess, ...], how: signal.Signals
+) -> None:
+    first, _ = pair
+    async with gateway_for(*pair) as client:
+        links = client.gateway.dispatcher.placing._links.values()
+        await until(lambda: all(link.candidate() for link in links))
+        expected = [await task for task in ask_all(client)]
+
+        answers = ask_all(client)
+        await until(lambda: len(client.num_generated()) == len(answers))
+        await until(lambda: min(client.num_generated()) > 20)
+        os.kill(first.process.pid, how)
+        got = [without_moves(await answer) for answer in answers]
+
+        assert [answer for answer, _ in got] == expected
+        assert sum(has_moved for _, has_moved in got) > len(answers) // 4
+        wait_until(lambda: first.process.poll() is not None, "the executor ends")
+    first.start()
+    first.wait_serving()

@@ -1,0 +1,71 @@
+"""An executor hangs when it is silent, or its engine stands still; the gateway's own delays count
+for nothing.
+"""
+
+from services.gateway.executors.heartbeat import CHECK_INTERVAL_S, Heartbeat, StallLimits
+
+LIMITS = StallLimits(link_s=3.0, engine_s=60.0)
+
+
+class Watched:
+    """An executor that is looked at as often as it should be."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.heartbeat = Heartbeat(LIMITS, 0.0)
+
+    def looked_at(
+        self, for_s: float, *, is_live: bool = True, is_waited_for: bool = True, steps: int | None
+    ) -> str:
+        """Look for so long, with a frame before each look unless `steps` is None."""
+        fault = ""
+        for _ in range(round(for_s / CHECK_INTERVAL_S)):
+            self.now_s += CHECK_INTERVAL_S
+            if steps is not None:
+                self.heartbeat.took(steps, self.now_s)
+            fault = self.heartbeat.fault(self.now_s, is_live=is_live, is_waited_for=is_waited_for)
+        return fault
+
+
+def test_silence_is_a_fault_after_three_seconds() -> None:
+    watched = Watched()
+    assert not watched.looked_at(1.0, steps=1)
+    assert not watched.looked_at(3.0, steps=None)
+    assert watched.looked_at(0.5, steps=None) == "no message came for 3 s"
+
+
+def test_an_executor_that_never_said_how_many_steps_there_are_may_be_silent() -> None:
+    watched = Watched()
+    watched.looked_at(1.0, steps=0)
+    assert not watched.looked_at(600.0, steps=None)
+
+
+def test_one_without_requests_may_be_silent() -> None:
+    watched = Watched()
+    watched.looked_at(1.0, steps=1)
+    assert not watched.looked_at(600.0, is_live=False, is_waited_for=False, steps=None)
+    assert not watched.looked_at(3.0, steps=None)  # from its first request on it counts
+    assert watched.looked_at(0.5, steps=None)
+
+
+def test_an_engine_that_stands_still_while_readers_wait_is_a_fault_after_a_minute() -> None:
+    watched = Watched()
+    assert not watched.looked_at(60.0, steps=1)
+    assert watched.looked_at(1.0, steps=1) == "its engine made no step for 60 s"
+
+
+def test_an_engine_that_makes_steps_or_need_not_is_none() -> None:
+    watched = Watched()
+    for steps in range(1, 10):
+        assert not watched.looked_at(50.0, steps=steps)
+    assert not watched.looked_at(600.0, is_waited_for=False, steps=9)
+    assert not watched.looked_at(60.0, steps=9)  # from the first reader that waits on it counts
+    assert watched.looked_at(1.0, steps=9)
+
+
+def test_a_look_that_comes_late_begins_anew() -> None:
+    watched = Watched()
+    watched.looked_at(1.0, steps=1)
+    watched.now_s += 100.0
+    assert not watched.looked_at(3.5, steps=None)
+    assert watched.looked_at(0.5, steps=None)
