@@ -157,7 +157,7 @@ def _case(
             deposit > one["waited_s"] for deposit, one in zip(deposits, moved, strict=True)
         ),
     }
-    _mend(site, name)
+    mend(site, name, 0)
     return row
 
 
@@ -169,8 +169,8 @@ def _deposit_s(line: Mapping[str, Any], answers: Mapping[str, Got]) -> float:
     return float((line["num_tokens"] - num_read) / RATE_TPS)
 
 
-def _mend(site: Site, name: str) -> None:
-    """Have both executors serve again."""
+def mend(site: Site, name: str, number: int) -> None:
+    """Have both executors serve again, of which one has seen a case."""
     place = site.place_in_log
     if site.broken is not None:
         time.sleep(SETTLE_S)
@@ -178,8 +178,8 @@ def _mend(site: Site, name: str) -> None:
         site.broken = None
         site.wait_connected(1, since=place)
     elif name in IS_DEAD and len(site.executors) > 1:
-        site.executors[0].kill()
-        site.restart(0)
+        site.executors[number].kill()
+        site.restart(number)
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:

@@ -33,8 +33,7 @@ class Site:
                 SERVED_MODEL_NAME=MODEL,
                 ID=f"executor-{number}",
                 TOOL_CALL_PARSER="hermes",
-                DRAIN_TIMEOUT_S=30,
-                **settings,
+                **{"DRAIN_TIMEOUT_S": 30, **settings},
             )
             for number in range(num_executors)
         ]
