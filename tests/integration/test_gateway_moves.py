@@ -302,6 +302,7 @@ async def streams_undisturbed(number: int) -> list[str]:
 # -- when nothing can be done --------------------------------------------------------------------
 
 
+@pytest.mark.logs("request_not_moved")
 async def test_an_error_says_why_an_answer_could_not_go_on_in_time() -> None:
     only = Machine()
     only.goes_on.clear()
@@ -710,6 +711,7 @@ def leave(machine: Machine) -> None:
     machine.session.send()
 
 
+@pytest.mark.logs("executor_leaving")
 async def test_answers_leave_with_all_tokens_that_they_have_where_an_executor_shuts_down() -> None:
     names = [f"r{k}" for k in range(40)]
     async with running(Machine()) as client:
