@@ -24,6 +24,7 @@ class ReceivedSpan:
     parent_id: str  # empty: a root
     attributes: dict[str, Any]
     is_error: bool
+    events: dict[str, dict[str, Any]]  # attributes by name
 
 
 class OtlpReceiver(otlp_grpc.TraceServiceServicer):
@@ -66,6 +67,7 @@ def named(spans: list[ReceivedSpan], service: str, prefix: str) -> ReceivedSpan:
 
 def _received(service: str, span: Any) -> ReceivedSpan:
     return ReceivedSpan(
+        events={event.name: _plain(event.attributes) for event in span.events},
         service=service,
         name=span.name,
         trace_id=span.trace_id.hex(),

@@ -347,18 +347,28 @@ async def test_a_failure_after_the_first_byte_is_the_last_event(
     events = response.text.strip().split("\n\n")
     assert response.status_code == 200
     error = json.loads(events[-1].removeprefix("data: "))["error"]
-    assert (error["message"], error["code"]) == (failure.message, code)
+    assert (error["message"].partition(";")[0], error["code"]) == (failure.message, code)
     assert "Hi" in events[-2]
     assert "[DONE]" not in response.text
 
 
 async def test_a_failure_of_a_whole_answer_is_a_status(client, executor) -> None:
+    executor.script = Script(failure=executor_pb2.Failure(message="bad grammar"))
+
+    response = await client.http.post("/v1/chat/completions", json=chat_body())
+
+    assert response.status_code == 500
+    assert error_of(response)["message"] == "bad grammar"
+
+
+async def test_what_an_engine_gives_up_on_twice_is_asked_no_third_time(client, executor) -> None:
     executor.script = Script(failure=executor_pb2.Failure(retryable=True, message="lost a rank"))
 
     response = await client.http.post("/v1/chat/completions", json=chat_body())
 
-    assert response.status_code == 503
-    assert error_of(response)["message"] == "lost a rank"
+    assert response.status_code == 500
+    assert error_of(response)["code"] == "generation_failed"
+    assert len(executor.submits) == 2
 
 
 async def test_the_request_id_is_the_client_s_if_it_is_valid(client, executor) -> None:

@@ -289,6 +289,7 @@ async def test_what_is_too_long_for_one_executor_goes_to_a_longer_one(
     assert [len(executor.submits) for executor in executors] == num_submits
 
 
+@pytest.mark.logs("request_rerouted")
 async def test_an_unavailable_executor_passes_the_request_to_the_next(pair) -> None:
     first, second, client = pair
     first.script = Script(

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 
 import pytest
+from prometheus_client import REGISTRY
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2 as pb_gateway
@@ -302,6 +303,7 @@ async def streams_undisturbed(number: int) -> list[str]:
 # -- when nothing can be done --------------------------------------------------------------------
 
 
+@pytest.mark.logs("request_not_moved")
 async def test_an_error_says_why_an_answer_could_not_go_on_in_time() -> None:
     only = Machine()
     only.goes_on.clear()
@@ -444,10 +446,16 @@ async def test_an_executor_without_room_is_asked_again() -> None:
 # -- in the gap ----------------------------------------------------------------------------------
 
 
+def waited_for_another() -> float:
+    """Return for how long readers waited for their answers to move."""
+    name = "evenflow_rebuffering_seconds_total"
+    return REGISTRY.get_sample_value(name, {"cause": "failover"}) or 0.0
+
+
 async def test_in_the_gap_readers_get_what_is_there_at_its_pace_and_comments() -> None:
     only = Machine()
     only.goes_on.clear()
-    pace = {"consumption_rate_tps": 20}
+    pace, before = {"consumption_rate_tps": 20}, waited_for_another()
     body = stream_body(evenflow=pace, max_tokens=40)
     async with (
         running(only, sse_keepalive_s=0.05) as client,
@@ -463,7 +471,8 @@ async def test_in_the_gap_readers_get_what_is_there_at_its_pace_and_comments() -
 
     assert ": keep-alive" in told[:60]  # a second of text was told, then there was nothing
     assert sum('"content":"' in line for line in told[:60]) > 5
-    assert told[-2] == "data: [DONE]" or "data: [DONE]" in told
+    assert "data: [DONE]" in told
+    assert waited_for_another() > before
     assert not any('"error"' in line for line in told)
     (resume,) = (submit.resume for submit in only.resumed)
     assert len(resume.output_ids) == 20
@@ -538,6 +547,75 @@ async def test_generation_stays_held_for_a_reader_that_lags() -> None:
     assert only.holds[1][1]
     assert len(only.resumed[0].resume.output_ids) == num_tokens[0]
     assert only.resumed[0].resume.last_due_age_s < 0  # the newest is due later
+
+
+async def test_those_move_first_whose_readers_run_dry_first(monkeypatch) -> None:
+    monkeypatch.setattr(failover, "TRIAL_S", 0.0)
+    first, second = Machine(0), Machine(1)
+    first.goes_on.clear()
+    second.goes_on.clear()
+    rates = {"slow": 1, "fast": 2, "at-once": None}
+    async with running(first, second) as client:
+        second.takes.clear()
+        streams = [
+            ask_for_stream(client, name, evenflow={"consumption_rate_tps": rate})
+            for name, rate in rates.items()
+            for _ in range(2)  # one of the two goes to each
+        ]
+        whole = [asyncio.create_task(over_http("whole", CHAT, chat_body())(client))] * 2
+        await until(lambda: len(first.submits) == 4 or len(second.submits) == 4)
+        second.takes.set()
+        await until(lambda: set(client.num_generated()) == {NUM_TOKENS // 2})
+        moved = [name_of_request(submit.request_id) for submit in first.submits]
+
+        await first.kill()
+        second.goes_on.set()
+        await asyncio.wait([*whole, *streams], return_when=asyncio.FIRST_COMPLETED)
+        await until(lambda: len(second.resumed) == len(moved))
+        for stream in streams:
+            stream.cancel()
+
+    order = [name_of_request(submit.request_id) for submit in second.resumed]
+    assert order == [name for name in ("at-once", "fast", "slow", "whole") if name in moved]
+
+
+async def test_at_most_32_are_under_way_at_a_time(monkeypatch) -> None:
+    monkeypatch.setattr(failover, "TRIAL_S", 0.0)
+    expected = await streams_undisturbed(80)
+    first, second = Machine(0), Machine(1)
+    first.goes_on.clear()
+    second.goes_on.clear()
+    async with running(first, second) as client:
+        streams = await streams_midway(client, 80)
+        second.takes.clear()
+        await first.kill()
+        await until(lambda: len(second.resumed) == 32)
+        await asyncio.sleep(0.3)
+        assert len(second.resumed) == 32
+        second.takes.set()
+        second.goes_on.set()
+        assert list(await asyncio.gather(*streams)) == expected
+    assert len(second.resumed) == 40
+
+
+async def test_over_grpc_the_ending_tells_how_often_an_answer_moved(monkeypatch) -> None:
+    monkeypatch.setattr(failover, "TRIAL_S", 0.0)
+    only = Machine()
+    only.goes_on.clear()
+    message = gen.ChatMessage(role="user", content="Say hello.")
+    async with running(only) as client:
+        stub = pb_gateway_grpc.GatewayServiceStub(client.channel)
+        call = stub.Chat(pb_gateway.ChatRequest(model=MODEL, messages=[message]))
+        for num_moves in (1, 2):
+            await until(lambda: all_are_midway(client, 1))
+            await only.kill()
+            await only.start()
+            await until(lambda num_moves=num_moves: len(only.resumed) == num_moves)
+        only.goes_on.set()
+        parts = [part async for part in call]
+
+    assert parts[-1].finish.moves == 2
+    assert parts[-1].finish.usage.num_output_tokens == NUM_TOKENS
 
 
 # -- requests that executors are lost to ---------------------------------------------------------
@@ -710,6 +788,7 @@ def leave(machine: Machine) -> None:
     machine.session.send()
 
 
+@pytest.mark.logs("executor_leaving")
 async def test_answers_leave_with_all_tokens_that_they_have_where_an_executor_shuts_down() -> None:
     names = [f"r{k}" for k in range(40)]
     async with running(Machine()) as client:

@@ -1,5 +1,6 @@
 """A request's trace, as a collector gets it by OTLP from the gateway."""
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -8,7 +9,7 @@ from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from services.kit.telemetry import tracing
 from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor
-from tests.gateways import chat_body, gateway_for
+from tests.gateways import chat_body, gateway_for, until
 from tests.otlp_receiver import OtlpReceiver, named, otlp_receiver
 
 TRACE_ID, CLIENT_SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -83,6 +84,30 @@ async def test_a_grpc_call_belongs_to_its_callers_trace(
 
     answer = named(receiver.spans, "evenflow-gateway", f"text_completion {MODEL}")
     assert (answer.trace_id, answer.parent_id) == (TRACE_ID, CLIENT_SPAN_ID)
+
+
+async def test_a_span_tells_that_its_answer_moved(
+    executor: FakeExecutor, receiver: OtlpReceiver
+) -> None:
+    executor.script.generating.clear()
+    async with gateway_for(executor, otlp_traces_endpoint=receiver.endpoint) as client:
+        await client.wait_ready()
+        answer = asyncio.create_task(client.http.post("/v1/chat/completions", json=chat_body()))
+        await until(lambda: len(executor.submits) == 1)
+        await executor.kill()
+        await executor.start()
+        executor.script.generating.set()
+        assert (await answer).status_code == 200
+
+    told = named(receiver.spans, "evenflow-gateway", f"chat {MODEL}").events["evenflow.move"]
+    assert told.pop("evenflow.move.waited_s") >= 0
+    assert told == {
+        "evenflow.move.cause": "link",
+        "evenflow.move.result": "begun_again",
+        "evenflow.move.from_address": executor.address,
+        "evenflow.move.to_address": executor.address,
+        "evenflow.move.num_tokens": 0,
+    }
 
 
 async def test_a_collector_that_is_away_costs_no_answer(executor: FakeExecutor) -> None:

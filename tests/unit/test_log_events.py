@@ -32,6 +32,7 @@ UNPROVOKED = {
     "http_crashed": A_BUG,
     "loading_abandoned": A_PROCESS,
     "metrics_started": A_PROCESS,
+    "moves_crashed": A_BUG,
     "reporting_crashed": A_BUG,
     "serving_interrupted": "beside a health that says so: tests see that it does",
     "side_groups": A_PROCESS,

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import structlog
@@ -85,6 +85,7 @@ class _Session:
     outbox: Outbox
     inflight: InflightRequests
     heartbeat: Heartbeat
+    candidate: Candidate  # as it was at the beginning
     is_leaving: bool = False  # the executor is
     is_proven: bool = True  # its engine is taken to live
 
@@ -126,18 +127,7 @@ class ExecutorLink:
         """Describe this executor for routing; None while it takes no requests."""
         if self._session is None or self._session.is_leaving or not self._session.is_proven:
             return None
-        info = self._session.info
-        served = info.each()
-        return Candidate(
-            address=self.address,
-            models=frozenset(one.model for one in served),
-            max_model_len=info.max_model_len,
-            num_inflight=len(self._session.inflight),
-            caches_prefixes=info.caches_prefixes,
-            fingerprints={one.model: one.fingerprint for one in served},
-            numerics=info.numerics,
-            is_repeatable=info.is_batch_invariant or info.dtype == REPEATABLE_DTYPE,
-        )
+        return replace(self._session.candidate, num_inflight=len(self._session.inflight))
 
     def submit(self, answers: Sequence[Asked], generation: int) -> None:
         """Hand over answers to one prompt, which differ in their ids, seeds and traces.
@@ -257,6 +247,7 @@ class ExecutorLink:
             Outbox(self._options.gateway_id, process_epoch()),
             InflightRequests(),
             Heartbeat(self._options.stalls, self._clock()),
+            _candidate(self.address, info),
         )
         self._changed()
         CONNECTED.labels(self.address).set(1)
@@ -321,6 +312,20 @@ class ExecutorLink:
         if session is not None:
             session.outbox.close()
             session.inflight.fail_all(error)
+
+
+def _candidate(address: str, info: ServedModel) -> Candidate:
+    served = info.each()
+    return Candidate(
+        address=address,
+        models=frozenset(one.model for one in served),
+        max_model_len=info.max_model_len,
+        num_inflight=0,
+        caches_prefixes=info.caches_prefixes,
+        fingerprints={one.model: one.fingerprint for one in served},
+        numerics=info.numerics,
+        is_repeatable=info.is_batch_invariant or info.dtype == REPEATABLE_DTYPE,
+    )
 
 
 @contextmanager

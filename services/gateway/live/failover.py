@@ -12,7 +12,7 @@ from services.kit.errors import ServiceError
 TRIAL_TOKENS = 32
 TRIAL_S = 2.0
 MAX_COUNTS = 2  # losses while on trial, with which a request is taken for their cause
-POISON = "executors were lost twice just after they had begun with the request"
+POISON = "executors were lost, or gave up on it, twice when they had just begun with the request"
 
 
 class MoveCause(Enum):

@@ -194,6 +194,7 @@ class Generation:
 
     def reset(self) -> None:
         """Forget a refusal, to ask another executor."""
+        self._see_refusal()
         self._answer = self._loop.create_future()
 
     @property
@@ -232,8 +233,7 @@ class Generation:
         self._drop_rest()
         self._reader.close()
         self._holder = NOBODY
-        if self._answer.done() and not self._answer.cancelled():
-            self._answer.exception()  # it may be that nobody waited for it
+        self._see_refusal()
 
     def held_by(self, holder: Holder) -> None:
         """Tell `holder` from now on."""
@@ -379,6 +379,10 @@ class Generation:
         now_s = self._clock()
         self._record.written(tokens, now_s, now_s if there_s is None else there_s)
         self._holder.progressed(self._record.num_written)
+
+    def _see_refusal(self) -> None:
+        if self._answer.done() and not self._answer.cancelled():
+            self._answer.exception()  # it may be that nobody waited for it
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
