@@ -51,7 +51,7 @@ HEADS = {
 }
 PEAKED = ("q_proj", "k_proj", "qkv_proj")
 SMALL = ("mlp", "experts", "feed_forward")  # beside attention; not what chooses experts
-EXPERTS_IN_OUT = ("gpt_oss",)  # whose experts' matrices are [experts, inputs, outputs]
+EXPERTS_IN_OUT = ("gpt_oss", "llama4")  # whose experts' matrices are [experts, inputs, outputs]
 
 
 def _gpt_oss() -> Any:
@@ -106,6 +106,21 @@ def _granite4() -> Any:
     )
 
 
+def _llama4() -> Any:
+    """Three layers of chunks, then full attention without positions; experts in every other."""
+    return transformers.Llama4TextConfig(
+        **{**COMMON, "intermediate_size": 64},
+        **HEADS,
+        intermediate_size_mlp=256,
+        use_qk_norm=False,  # which would leave attention flat
+        attention_chunk_size=WINDOW,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=2,
+        no_rope_layer_interval=4,
+    )
+
+
 def _qwen3_next() -> Any:
     """Three gated delta nets, then full attention; its kernels take bf16 only."""
     return transformers.Qwen3NextConfig(
@@ -129,6 +144,7 @@ CONFIGS: Mapping[str, Callable[[], Any]] = {
     "gpt_oss": _gpt_oss,
     "gemma3": _gemma3,
     "granite4": _granite4,
+    "llama4": _llama4,
     "qwen3_next": _qwen3_next,
 }
 

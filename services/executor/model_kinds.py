@@ -14,7 +14,7 @@ from services.placement.layer_kinds import Layer, LayerKind, as_used, layers_of,
 # Kinds of layers that engines have; what an engine does not know is left to vLLM's word of it.
 MAY_LEAVE = frozenset({LayerKind.FULL, LayerKind.LATENT})
 # What is beside full attention, always in the pool.
-SIDES = frozenset({LayerKind.WINDOW, LayerKind.STATE})
+SIDES = frozenset({LayerKind.WINDOW, LayerKind.CHUNK, LayerKind.STATE})
 SERVED = MAY_LEAVE | SIDES | {LayerKind.NOTHING, LayerKind.UNKNOWN}
 GROWING = frozenset(LayerKind) - {
     LayerKind.WINDOW,

@@ -35,7 +35,7 @@ def side_window(spec: KVCacheSpec) -> int | None:
     if isinstance(spec, MambaSpec):
         return STATE
     window: int | None = getattr(spec, "sliding_window", None)
-    return window
+    return window or getattr(spec, "attention_chunk_size", None)
 
 
 def offloadable_groups(kv_cache_config: "KVCacheConfig") -> list[KVCacheGroupSpec]:

@@ -22,6 +22,12 @@ from tests.unit.placement.test_layer_kinds import DEEPSEEK_V3, GEMMA_3_27B, LLAM
 
 MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 4096}
 
+CHUNKED = {
+    **LLAMA,
+    "layer_types": ["chunked_attention", "full_attention"] * 16,
+    "attention_chunk_size": 512,
+}
+
 
 def write(directory: Path, config: Any) -> str:
     (directory / "config.json").write_text(json.dumps(config))
@@ -33,6 +39,7 @@ def write(directory: Path, config: Any) -> str:
     [
         LLAMA,
         QWEN3_MOE,
+        CHUNKED,
         DEEPSEEK_V3,
         GEMMA_3_27B,
         {**LLAMA, "layer_types": [*["mamba"] * 7, "attention"] * 4},
@@ -54,14 +61,7 @@ def test_models_that_are_served_or_not_known_pass(config: dict[str, Any]) -> Non
         ({**LLAMA, "model_type": "gemma4_text"}, "KV heads of unlike sizes"),
         ({**LLAMA, "num_key_value_heads": [8] * 31 + [4]}, "KV heads of unlike sizes or numbers"),
         ({**LLAMA, "model_type": "mamba2"}, "states only"),
-        (
-            {
-                **LLAMA,
-                "layer_types": ["chunked_attention", "full_attention"] * 16,
-                "attention_chunk_size": 512,
-            },
-            "chunked local attention beside full attention",
-        ),
+        ({**CHUNKED, "layer_types": ["chunked_attention"] * 32}, "chunked local attention only"),
         (
             {**DEEPSEEK_V3, "layer_types": ["linear_attention", "full_attention"] * 32},
             "states beside MLA",
