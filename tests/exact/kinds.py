@@ -31,6 +31,7 @@ MODELS = {
         "granite4": False,
         "llama4": True,
         "gemma3": True,
+        "gemma4": True,
         "qwen3_next": True,
     }.items()
 }
@@ -69,6 +70,10 @@ NIGHTLY = {
     "llama4": kind_case("llama4", num_blocks=88),
     "llama4-asynchronous": kind_case("llama4", num_blocks=112, asynchronous=True),
     "gemma3": kind_case("gemma3", num_blocks=112),
+    "gemma4": kind_case("gemma4", num_blocks=84),
+    "gemma4-asynchronous": kind_case(
+        "gemma4", num_blocks=84, asynchronous=True, max_num_batched_tokens=33
+    ),
     "gemma3-asynchronous": kind_case("gemma3", num_blocks=145, asynchronous=True),
 }
 CASES = {**EVERY_COMMIT, **NIGHTLY}

@@ -123,8 +123,8 @@ def assert_sides_are_whole(runner: StepRunner) -> None:
 
 # -- what is wrong is noticed --------------------------------------------------------------------
 
-PLAIN = of_engines("gpt_oss", "granite4", "llama4")
-WINDOWS = of_engines("gpt_oss", "llama4")
+PLAIN = of_engines("gpt_oss", "granite4", "llama4", "gemma4")
+WINDOWS = of_engines("gpt_oss", "llama4", "gemma4")
 GPT_OSS = of_engines("gpt_oss")
 
 

@@ -38,6 +38,7 @@ from services.executor.sizing import side_window
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+Specs: TypeAlias = dict[str, KVCacheSpec]
 MERGED = -1
 # Of a layer's spec that keeps the newest tokens: the fields that full attention does not have.
 WINDOW_FIELDS: Mapping[type[KVCacheSpec], tuple[str, ...]] = {
@@ -128,12 +129,8 @@ def layer_group_specs(
     Raises ValueError for layers unlike each other, without any that may leave, or of another kind.
     """
     full, windows, states = _by_kind(specs, max_model_len)
+    full, windows = _of_one_page(full, windows)
     alike = {**full, **windows}
-    # vLLM would make their pages alike by blocks of unlike lengths: blocks here have one length.
-    if len({(spec.block_size, spec.page_size_bytes) for spec in alike.values()}) > 1:
-        raise ValueError(
-            "layer-wise KV does not work with layers whose KV heads, head sizes or KV dtypes differ"
-        )
     if num_layers is not None and len(full) != num_layers:
         raise ValueError(
             f"layer-wise KV needs full attention in every layer of a pipeline stage, {len(full)} "
@@ -159,13 +156,37 @@ def layer_group_specs(
     return {**grouped, **states}
 
 
+def _of_one_page(full: Specs, windows: Specs) -> tuple[Specs, Specs]:
+    """Return layers whose blocks have as many bytes: more tokens where a token takes fewer.
+
+    Raises ValueError unless those that may leave are alike, and those with windows.
+    """
+    sizes = [
+        {(spec.block_size, spec.page_size_bytes) for spec in specs.values()}
+        for specs in (full, windows)
+    ]
+    pages = [page for found in sizes for _, page in found]
+    longest = max(pages, default=0)
+    if any(len(found) > 1 for found in sizes) or any(longest % page for page in pages):
+        raise ValueError(
+            "layer-wise KV does not work with layers whose KV heads, head sizes or KV dtypes differ"
+        )
+    if len(set(pages)) <= 1:
+        return full, windows
+    return _with_page(full, longest), _with_page(windows, longest)
+
+
+def _with_page(specs: Specs, page_bytes: int) -> Specs:
+    return {
+        name: replace(spec, block_size=spec.block_size * page_bytes // spec.page_size_bytes)
+        for name, spec in specs.items()
+    }
+
+
 def common_layers_per_group(most: int, *kinds: Mapping[str, KVCacheSpec]) -> int:
     """Return the largest number of layers, up to `most`, that divides those of each kind."""
     common = math.gcd(*map(len, kinds))
     return max(number for number in range(1, most + 1) if common % number == 0)
-
-
-Specs: TypeAlias = dict[str, KVCacheSpec]
 
 
 def _by_kind(specs: Specs, max_model_len: int | None) -> tuple[Specs, Specs, Specs]:

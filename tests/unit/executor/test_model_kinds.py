@@ -27,6 +27,7 @@ CHUNKED = {
     "layer_types": ["chunked_attention", "full_attention"] * 16,
     "attention_chunk_size": 512,
 }
+GEMMA_4 = {**LLAMA, "model_type": "gemma4_text", "head_dim": 256, "global_head_dim": 512}
 
 
 def write(directory: Path, config: Any) -> str:
@@ -40,6 +41,7 @@ def write(directory: Path, config: Any) -> str:
         LLAMA,
         QWEN3_MOE,
         CHUNKED,
+        GEMMA_4,
         DEEPSEEK_V3,
         GEMMA_3_27B,
         {**LLAMA, "layer_types": [*["mamba"] * 7, "attention"] * 4},
@@ -58,7 +60,7 @@ def test_models_that_are_served_or_not_known_pass(config: dict[str, Any]) -> Non
         (MISTRAL, "sliding windows only"),
         ({**DEEPSEEK_V3, "index_topk": 2048}, r"sparse attention \(DSA"),
         ({**LLAMA, "num_kv_shared_layers": 10}, "layers that share KV"),
-        ({**LLAMA, "model_type": "gemma4_text"}, "KV heads of unlike sizes"),
+        ({**GEMMA_4, "global_head_dim": 384}, "KV heads of unlike sizes"),
         ({**LLAMA, "num_key_value_heads": [8] * 31 + [4]}, "KV heads of unlike sizes or numbers"),
         ({**LLAMA, "model_type": "mamba2"}, "states only"),
         ({**CHUNKED, "layer_types": ["chunked_attention"] * 32}, "chunked local attention only"),

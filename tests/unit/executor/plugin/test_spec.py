@@ -134,6 +134,29 @@ def test_chunks_keep_what_a_window_as_long_would_and_kernels_are_not_told_of_one
     assert specs["c"].attention_chunk_size == 128
 
 
+def test_blocks_have_as_many_bytes_where_the_heads_of_windows_are_unlike_the_others() -> None:
+    window = replace(WINDOW, num_kv_heads=16, head_size=64)
+
+    specs: Any = layer_group_specs({"f": SPEC, "w": window}, 1)
+    others: Any = layer_group_specs({"f": replace(SPEC, num_kv_heads=32), "w": WINDOW}, 1)
+
+    assert [specs[name].block_size for name in "fw"] == [32, 16]
+    assert [others[name].block_size for name in "fw"] == [16, 64]
+    assert len({spec.page_size_bytes for spec in specs.values()}) == 1
+    config = SimpleNamespace(
+        kv_cache_groups=[
+            SimpleNamespace(kv_cache_spec=spec, layer_names=["l"]) for spec in specs.values()
+        ]
+    )
+    geometry = block_geometry(SimpleNamespace(max_in_flight_tokens=64), config)
+    assert (geometry.block_size, geometry.window_block_size) == (32, 16)
+
+
+def test_windows_whose_tokens_take_no_whole_part_of_the_others_are_refused() -> None:
+    with pytest.raises(ValueError, match="KV heads, head sizes or KV dtypes differ"):
+        layer_group_specs({"f": SPEC, "w": replace(WINDOW, head_size=96)}, 1)
+
+
 @pytest.mark.parametrize(("asked", "taken"), [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4)])
 def test_the_largest_number_is_taken_that_divides_the_layers_of_each_kind(
     asked: int, taken: int
