@@ -51,7 +51,8 @@ HEADS = {
 }
 PEAKED = ("q_proj", "k_proj", "qkv_proj")
 SMALL = ("mlp", "experts", "feed_forward")  # beside attention; not what chooses experts
-EXPERTS_IN_OUT = ("gpt_oss",)  # whose experts' matrices are [experts, inputs, outputs]
+UNSCALED_GAIN = 0.75  # where logits are q.k, not divided by sqrt(head_dim)
+EXPERTS_IN_OUT = ("gpt_oss", "llama4")  # whose experts' matrices are [experts, inputs, outputs]
 
 
 def _gpt_oss() -> Any:
@@ -87,6 +88,23 @@ def _gemma3() -> Any:
     )
 
 
+def _gemma4() -> Any:
+    """Five windows, then full attention, whose heads are fewer and larger; K that is V, too."""
+    kinds = [*["sliding_attention"] * 5, "full_attention"] * 2
+    return transformers.Gemma4TextConfig(
+        **{**COMMON, "tie_word_embeddings": True, "num_hidden_layers": len(kinds)},
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=HEAD_DIM,
+        global_head_dim=2 * HEAD_DIM,
+        num_global_key_value_heads=1,
+        sliding_window=WINDOW,
+        attention_k_eq_v=True,
+        hidden_size_per_layer_input=0,
+        layer_types=kinds,
+    )
+
+
 def _granite4() -> Any:
     """Mamba2's states and full attention in turns."""
     return transformers.GraniteMoeHybridConfig(
@@ -103,6 +121,21 @@ def _granite4() -> Any:
         mamba_expand=2,
         position_embedding_type="rope",
         layer_types=["mamba", "attention"] * (NUM_LAYERS // 2),
+    )
+
+
+def _llama4() -> Any:
+    """Three layers of chunks, then full attention without positions; experts in every other."""
+    return transformers.Llama4TextConfig(
+        **{**COMMON, "intermediate_size": 64},
+        **HEADS,
+        intermediate_size_mlp=256,
+        use_qk_norm=False,  # which would leave attention flat
+        attention_chunk_size=WINDOW,
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        interleave_moe_layer_step=2,
+        no_rope_layer_interval=4,
     )
 
 
@@ -128,7 +161,9 @@ def _qwen3_next() -> Any:
 CONFIGS: Mapping[str, Callable[[], Any]] = {
     "gpt_oss": _gpt_oss,
     "gemma3": _gemma3,
+    "gemma4": _gemma4,
     "granite4": _granite4,
+    "llama4": _llama4,
     "qwen3_next": _qwen3_next,
 }
 
@@ -168,13 +203,14 @@ def _draw(name: str, parameter: str, weight: torch.Tensor) -> None:
     elif "q_norm" in parameter or "k_norm" in parameter:
         # Some norms multiply by one more than their weight.
         adds_one = name in ("gemma3", "qwen3_next")
-        weight.fill_(QUERY_KEY_GAIN - 1.0 if adds_one else QUERY_KEY_GAIN)
+        gain = UNSCALED_GAIN if name == "gemma4" else QUERY_KEY_GAIN
+        weight.fill_(gain - 1.0 if adds_one else gain)
 
 
 def _std(name: str, parameter: str, num_inputs: int) -> float:
     """Return the deviation of a matrix's entries: gain / sqrt(number of inputs)."""
     if "embed_tokens" in parameter:  # Gemma multiplies what it looks up by sqrt(hidden size)
-        return 1 / math.sqrt(HIDDEN_SIZE) if name == "gemma3" else 1.0
+        return 1 / math.sqrt(HIDDEN_SIZE) if name.startswith("gemma") else 1.0
     gain = 1.0
     if any(part in parameter for part in PEAKED):
         gain = QUERY_KEY_GAIN

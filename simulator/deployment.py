@@ -47,15 +47,24 @@ class Deployment:
         assert found[0] is not None
         return found[0]
 
-    def _tokens_per_block(self) -> int:
-        """Return `block_size`, more where a state would not fit a block: vLLM has one pool."""
-        state_bytes = max(alike.state_bytes for alike in self.model.layers)
-        # Ranks divide states; where they have the same KV, blocks are that much larger.
-        token_bytes = self._attention.bytes_per_token * num_copies(
-            self._attention, self.num_devices
-        )
-        num_tokens = -(-state_bytes // token_bytes)
-        return max(1, -(-num_tokens // self.block_size)) * self.block_size
+    def _token_bytes(self, attention: Attention) -> int:
+        """Return what a token takes in one layer; ranks that have the same KV count each."""
+        return attention.bytes_per_token * num_copies(attention, self.num_devices)
+
+    def _tokens_per_block(self) -> tuple[int, int]:
+        """Return the tokens of a block, and of one of a window: blocks have as many bytes.
+
+        `block_size` where a token takes most, and more where a state would not fit: vLLM has one
+        pool. Ranks divide states.
+        """
+        layers = self.model.layers
+        token_bytes = self._token_bytes(self._attention)
+        windows = [one.attention for one in layers if one.attention and not one.may_leave]
+        window_bytes = self._token_bytes(windows[0]) if windows else token_bytes
+        page_bytes = self.block_size * max(token_bytes, window_bytes)
+        num_pages = -(-max(alike.state_bytes for alike in layers) // page_bytes)
+        page_bytes *= max(1, num_pages)
+        return page_bytes // token_bytes, page_bytes // window_bytes
 
     def _side_windows(self) -> tuple[int, ...]:
         """Return what each group of layers keeps that never leaves."""
@@ -68,12 +77,10 @@ class Deployment:
 
     def shape(self) -> EngineShape:
         """Return the engine's shape. Raises ValueError if the weights leave no room for KV."""
-        attention, block_size = self._attention, self._tokens_per_block()
+        block_size, window_block_size = self._tokens_per_block()
         num_moving = sum(alike.num for alike in self.model.layers if alike.may_leave)
         groups = -(-num_moving // self.layers_per_group)
-        copies = num_copies(attention, self.num_devices)
-        token_bytes = attention.bytes_per_token * copies * self.layers_per_group
-        block_bytes = block_size * token_bytes
+        block_bytes = block_size * self._token_bytes(self._attention) * self.layers_per_group
         per_position = groups * block_bytes
         if self.pool_tokens is not None:
             num_blocks = self.pool_tokens // block_size * groups
@@ -95,6 +102,7 @@ class Deployment:
             num_host_blocks=int(self.host_memory_bytes / per_position) * groups,
             max_model_len=self.max_model_len,
             side_windows=self._side_windows(),
+            side_block_size=window_block_size if window_block_size != block_size else 0,
             max_in_flight_tokens=2 * self.max_num_batched_tokens,  # it schedules ahead
         )
 

@@ -14,7 +14,7 @@ from services.placement.layer_kinds import Layer, LayerKind, as_used, layers_of,
 # Kinds of layers that engines have; what an engine does not know is left to vLLM's word of it.
 MAY_LEAVE = frozenset({LayerKind.FULL, LayerKind.LATENT})
 # What is beside full attention, always in the pool.
-SIDES = frozenset({LayerKind.WINDOW, LayerKind.STATE})
+SIDES = frozenset({LayerKind.WINDOW, LayerKind.CHUNK, LayerKind.STATE})
 SERVED = MAY_LEAVE | SIDES | {LayerKind.NOTHING, LayerKind.UNKNOWN}
 GROWING = frozenset(LayerKind) - {
     LayerKind.WINDOW,
@@ -88,12 +88,24 @@ def _reasons(layers: Sequence[Layer]) -> Iterator[str]:
         yield "layers that share KV"
     if not kinds & {*MAY_LEAVE, LayerKind.UNKNOWN}:
         yield f"{_named(kinds)} only: no layer keeps KV of all tokens, which could leave"
-    if len({(layer.head_size, layer.token_values) for layer in layers if layer.token_values}) > 1:
+    if _has_unlike_pages(layers):
         yield "KV heads of unlike sizes or numbers"
     if LayerKind.LATENT in kinds and kinds & SIDES:
         yield f"{_named(kinds & SIDES)} beside {LayerKind.LATENT}"
     if not kinds <= SERVED:
         yield f"{_named(kinds - SERVED)} beside {_named(kinds & MAY_LEAVE)}"
+
+
+def _has_unlike_pages(layers: Sequence[Layer]) -> bool:
+    """Return whether blocks of all layers cannot have as many bytes, by more or fewer tokens.
+
+    Those that may leave must be alike, and those with windows.
+    """
+    kept = [layer for layer in layers if layer.token_values]
+    sides = {(one.head_size, one.token_values) for one in kept if one.kind in SIDES}
+    others = {(one.head_size, one.token_values) for one in kept if one.kind not in SIDES}
+    values = {values for _, values in (*sides, *others)}
+    return max(len(sides), len(others)) > 1 or any(max(values) % one for one in values)
 
 
 def layers_in_words(config: Mapping[str, Any], *, max_model_len: int, may_leave: bool) -> str:

@@ -35,7 +35,7 @@ def side_window(spec: KVCacheSpec) -> int | None:
     if isinstance(spec, MambaSpec):
         return STATE
     window: int | None = getattr(spec, "sliding_window", None)
-    return window
+    return window or getattr(spec, "attention_chunk_size", None)
 
 
 def offloadable_groups(kv_cache_config: "KVCacheConfig") -> list[KVCacheGroupSpec]:
@@ -47,11 +47,15 @@ def offloadable_groups(kv_cache_config: "KVCacheConfig") -> list[KVCacheGroupSpe
 def block_geometry(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> BlockGeometry:
     """Return what the block formula takes of an engine."""
     groups = offloadable_groups(kv_cache_config)
-    windows = [side_window(one.kv_cache_spec) for one in kv_cache_config.kv_cache_groups]
+    specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+    windows = [side_window(spec) for spec in specs]
+    block_size = groups[0].kv_cache_spec.block_size
+    sizes = [spec.block_size for spec, window in zip(specs, windows, strict=True) if window]
     return BlockGeometry(
         num_groups=len(groups),
-        block_size=groups[0].kv_cache_spec.block_size,
+        block_size=block_size,
         side_windows=tuple(window for window in windows if window is not None),
+        side_block_size=sizes[0] if sizes and sizes[0] != block_size else 0,
         max_in_flight_tokens=config.max_in_flight_tokens,
     )
 

@@ -29,7 +29,14 @@ class BlockGeometry:
     block_size: int  # tokens, >= 1
     # Of each side group: the newest tokens whose KV it keeps, or STATE.
     side_windows: tuple[int, ...] = ()
+    # Tokens of a window's block, where its heads are unlike the others': blocks have as many bytes.
+    side_block_size: int = 0  # 0: block_size
     max_in_flight_tokens: int = 0  # scheduled and not computed yet, of all requests together
+
+    @property
+    def window_block_size(self) -> int:
+        """Return the tokens of one block of a window group."""
+        return self.side_block_size or self.block_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +71,8 @@ def side_blocks(geometry: BlockGeometry, *, num_tokens: int, num_new_tokens: int
     """
     if not num_tokens or not geometry.side_windows:
         return 0
-    size, num_rows = geometry.block_size, -(-num_tokens // geometry.block_size)
+    size = geometry.window_block_size
+    num_rows = -(-num_tokens // size)
     num_in_flight = min(num_new_tokens, geometry.max_in_flight_tokens)
     return sum(
         1 if window == STATE else min(num_rows, -(-(window - 1 + num_in_flight) // size) + 1)

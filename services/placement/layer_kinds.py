@@ -281,12 +281,12 @@ def _layer(text: Config, kind: LayerKind, number: int) -> Layer:
     if _has_latents(text):
         size = int(text["kv_lora_rank"]) + int(text.get("qk_rope_head_dim", 64))
         return Layer(kind=kind, num_kv_heads=1, head_size=size, window=window and window(text))
-    head_size = _head_size(text, kind)
+    head_size = _head_size(text, kind, number)
     return Layer(
         kind=kind,
         num_kv_heads=_num_kv_heads(text, kind, number),
         head_size=head_size,
-        v_head_size=int(_of_kind(text, kind, "v_head_dim") or head_size),
+        v_head_size=int(_of_kind(text, kind, "v_head_dim", number) or head_size),
         window=window and window(text),
     )
 
@@ -301,23 +301,28 @@ def _num_kv_heads(text: Config, kind: LayerKind, number: int) -> int:
         attention = blocks[number].get("attention") or {}
         if "n_heads_in_group" in attention:
             return int(num_heads) // int(attention["n_heads_in_group"])
-    stated = _of_kind(text, kind, "num_key_value_heads")
+    stated = _of_kind(text, kind, "num_key_value_heads", number)
     if text.get("multi_query") and not text.get("new_decoder_architecture"):
         stated = 1  # Falcon
     stated = stated or _first(text, NUM_KV_HEADS, num_heads)
     return int(stated[number] if isinstance(stated, Sequence) else stated)
 
 
-def _head_size(text: Config, kind: LayerKind) -> int:
-    if size := _of_kind(text, kind, "head_dim"):
+def _head_size(text: Config, kind: LayerKind, number: int) -> int:
+    if size := _of_kind(text, kind, "head_dim", number):
         return int(size)
     return int(_first(text, HEAD_SIZE, 0)) or int(_first(text, HIDDEN_SIZE)) // int(
         _first(text, NUM_HEADS)
     )
 
 
-def _of_kind(text: Config, kind: LayerKind, name: str) -> Any:
-    """Return what layers of a kind have, where those with windows and the others are unlike."""
+def _of_kind(text: Config, kind: LayerKind, name: str, number: int) -> Any:
+    """Return what a layer has, where those with windows and the others are unlike."""
+    each = {int(layer): own for layer, own in (text.get("per_layer_config") or {}).items()}
+    if size := each.get(number, {}).get(name):
+        return size
+    if name == "num_key_value_heads" and not text.get("attention_k_eq_v", True):
+        return text.get(name)  # Gemma 4 has others for all tokens only where K and V are one
     if kind is LayerKind.WINDOW and (size := text.get(f"swa_{name}")):
         return size
     if kind is LayerKind.FULL and (

@@ -93,6 +93,7 @@ class EngineShape:
     max_prefill_chunk_tokens: Count = 0  # of one request in one step; 0: max_num_batched_tokens
     # Groups that never leave, beside those of `num_layers`; as `BlockGeometry` has them.
     side_windows: EachSideGroup = ()
+    side_block_size: Count = 0  # tokens
     max_in_flight_tokens: Count = 0
 
     @property
@@ -101,6 +102,7 @@ class EngineShape:
             num_groups=self.num_groups,
             block_size=self.block_size,
             side_windows=self.side_windows,
+            side_block_size=self.side_block_size,
             max_in_flight_tokens=self.max_in_flight_tokens,
         )
 

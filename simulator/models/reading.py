@@ -68,10 +68,14 @@ def _has_feed_forward(config: Config, layer: Layer) -> bool:
 
 
 def _check(name: str, layers: Sequence[Layers]) -> None:
-    kept = {one.attention.bytes_per_token for one in layers if one.attention is not None}
+    kept = [
+        {one.attention.bytes_per_token for one in layers if one.attention and one.may_leave is kind}
+        for kind in (True, False)
+    ]
+    longest = max((size for sizes in kept for size in sizes), default=0)
     if not any(one.may_leave for one in layers):
         raise ValueError(f"no layer of {name} attends to all tokens: none of its KV may leave")
-    if len(kept) > 1:
+    if any(len(sizes) > 1 or longest % min(sizes, default=1) for sizes in kept):
         raise ValueError(f"KV heads of unlike sizes ({name}) are not simulated")
 
 

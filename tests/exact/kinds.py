@@ -29,7 +29,9 @@ MODELS = {
     for name, few in {
         "gpt_oss": False,
         "granite4": False,
+        "llama4": True,
         "gemma3": True,
+        "gemma4": True,
         "qwen3_next": True,
     }.items()
 }
@@ -65,7 +67,13 @@ NIGHTLY = {
     "gpt_oss-tensor-parallel": kind_case("gpt_oss", num_blocks=110, tensor_parallel_size=2),
     "granite4-pairs": kind_case("granite4", num_blocks=26, layers_per_group=2),
     "granite4-tensor-parallel": kind_case("granite4", num_blocks=50, tensor_parallel_size=2),
+    "llama4": kind_case("llama4", num_blocks=88),
+    "llama4-asynchronous": kind_case("llama4", num_blocks=112, asynchronous=True),
     "gemma3": kind_case("gemma3", num_blocks=112),
+    "gemma4": kind_case("gemma4", num_blocks=84),
+    "gemma4-asynchronous": kind_case(
+        "gemma4", num_blocks=84, asynchronous=True, max_num_batched_tokens=33
+    ),
     "gemma3-asynchronous": kind_case("gemma3", num_blocks=145, asynchronous=True),
 }
 CASES = {**EVERY_COMMIT, **NIGHTLY}

@@ -41,7 +41,7 @@ class SideGroups:
     def __init__(self, blocks: PoolBlocks, geometry: BlockGeometry) -> None:
         self.windows = geometry.side_windows
         self._blocks, self._geometry = blocks, geometry
-        self._size = geometry.block_size
+        self._size = geometry.window_block_size
         self._rows: dict[str, list[SideRow]] = {}
         # Of each request: tokens that it has room for, and those of them that are processed.
         self._lengths: dict[str, tuple[int, int]] = {}

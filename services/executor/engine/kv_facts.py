@@ -103,6 +103,8 @@ def _num_pool_tokens(vllm_config: Any, told: Mapping[str, Any]) -> int:
     num_layers = model.get_total_num_hidden_layers()
     num_stages = vllm_config.parallel_config.pipeline_parallel_size
     groups_per_stage = -(-num_layers // (num_stages * layers_per_group(vllm_config)))
+    block_size = cache.block_size
     if told:
-        groups_per_stage = EngineShape(**told["shape"]).num_groups
-    return int(cache.num_gpu_blocks // groups_per_stage * cache.block_size)
+        shape = EngineShape(**told["shape"])
+        groups_per_stage, block_size = shape.num_groups, shape.block_size
+    return int(cache.num_gpu_blocks // groups_per_stage * block_size)

@@ -6,9 +6,11 @@ index is dropped from comparison, so that the groups count as one kind again whe
 per kind (attention metadata, for one).
 
 Layers that keep less than all KV form *side groups*, which never leave the pool and come last. One
-with a window is full attention with `sliding_window` set, as vLLM itself makes it where it keeps no
-blocks by kind: that touches the blocks only, kernels take the window from the layer. One with
-states keeps vLLM's spec, for which its runner and its kernels ask.
+with a window is full attention with `sliding_window` set, one with chunks full attention with
+`attention_chunk_size`, as vLLM itself makes them where it keeps no blocks by kind: that touches the
+blocks only, kernels take the window from the layer. A chunk's tokens attend to those since its
+beginning, so it keeps what a window as long would, and at most twice what it needs. One with states
+keeps vLLM's spec, for which its runner and its kernels ask.
 """
 
 import math
@@ -21,6 +23,7 @@ from vllm.v1.core.single_type_kv_cache_manager import (
     register_all_kvcache_specs,
 )
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
     MambaSpec,
@@ -30,11 +33,18 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
+from services.executor.sizing import side_window
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+Specs: TypeAlias = dict[str, KVCacheSpec]
 MERGED = -1
-WINDOW_FIELDS = ("sliding_window", "extra_retained_tokens")
+# Of a layer's spec that keeps the newest tokens: the fields that full attention does not have.
+WINDOW_FIELDS: Mapping[type[KVCacheSpec], tuple[str, ...]] = {
+    SlidingWindowSpec: ("extra_retained_tokens",),
+    ChunkedLocalAttentionSpec: (),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +72,7 @@ class LayerGroup:
         first group, and an open block per group; the rest can live in host memory.
         """
         open_block = int(self.page_size_bytes)  # type: ignore[attr-defined]
-        window: int | None = self.sliding_window  # type: ignore[attr-defined]
+        window = side_window(self)
         if window is not None:
             num_tokens = window - 1 + vllm_config.max_in_flight_tokens
             num_longest = -(-vllm_config.model_config.max_model_len // self.block_size)  # type: ignore[attr-defined]
@@ -88,6 +98,7 @@ GROUP_SPECS: dict[type[KVCacheSpec], type[LayerGroup]] = {
     FullAttentionSpec: LayerGroupSpec,
     MLAAttentionSpec: LatentGroupSpec,
     SlidingWindowSpec: LayerGroupSpec,
+    ChunkedLocalAttentionSpec: LayerGroupSpec,
 }
 
 
@@ -118,12 +129,8 @@ def layer_group_specs(
     Raises ValueError for layers unlike each other, without any that may leave, or of another kind.
     """
     full, windows, states = _by_kind(specs, max_model_len)
+    full, windows = _of_one_page(full, windows)
     alike = {**full, **windows}
-    # vLLM would make their pages alike by blocks of unlike lengths: blocks here have one length.
-    if len({(spec.block_size, spec.page_size_bytes) for spec in alike.values()}) > 1:
-        raise ValueError(
-            "layer-wise KV does not work with layers whose KV heads, head sizes or KV dtypes differ"
-        )
     if num_layers is not None and len(full) != num_layers:
         raise ValueError(
             f"layer-wise KV needs full attention in every layer of a pipeline stage, {len(full)} "
@@ -142,11 +149,38 @@ def layer_group_specs(
         grouped[name] = replace_as(
             spec,
             GROUP_SPECS[type(spec)],
-            drop=() if name in full else ("extra_retained_tokens",),
+            drop=WINDOW_FIELDS.get(type(spec), ()),
             group_key=group,
             group_index=group,
         )
     return {**grouped, **states}
+
+
+def _of_one_page(full: Specs, windows: Specs) -> tuple[Specs, Specs]:
+    """Return layers whose blocks have as many bytes: more tokens where a token takes fewer.
+
+    Raises ValueError unless those that may leave are alike, and those with windows.
+    """
+    sizes = [
+        {(spec.block_size, spec.page_size_bytes) for spec in specs.values()}
+        for specs in (full, windows)
+    ]
+    pages = [page for found in sizes for _, page in found]
+    longest = max(pages, default=0)
+    if any(len(found) > 1 for found in sizes) or any(longest % page for page in pages):
+        raise ValueError(
+            "layer-wise KV does not work with layers whose KV heads, head sizes or KV dtypes differ"
+        )
+    if len(set(pages)) <= 1:
+        return full, windows
+    return _with_page(full, longest), _with_page(windows, longest)
+
+
+def _with_page(specs: Specs, page_bytes: int) -> Specs:
+    return {
+        name: replace(spec, block_size=spec.block_size * page_bytes // spec.page_size_bytes)
+        for name, spec in specs.items()
+    }
 
 
 def common_layers_per_group(most: int, *kinds: Mapping[str, KVCacheSpec]) -> int:
@@ -155,18 +189,16 @@ def common_layers_per_group(most: int, *kinds: Mapping[str, KVCacheSpec]) -> int
     return max(number for number in range(1, most + 1) if common % number == 0)
 
 
-Specs: TypeAlias = dict[str, KVCacheSpec]
-
-
 def _by_kind(specs: Specs, max_model_len: int | None) -> tuple[Specs, Specs, Specs]:
     """Return layers with all of their KV, with a window of it, and with a state."""
     full, windows, states = Specs(), Specs(), Specs()
     for name, spec in specs.items():
         if type(spec) in (FullAttentionSpec, MLAAttentionSpec):
             full[name] = spec
-        elif type(spec) is SlidingWindowSpec:
-            if max_model_len is not None and spec.sliding_window >= max_model_len:
-                full[name] = replace_as(spec, FullAttentionSpec, drop=WINDOW_FIELDS)
+        elif type(spec) in WINDOW_FIELDS:
+            window = side_window(spec)
+            if window is not None and max_model_len is not None and window >= max_model_len:
+                full[name] = _without_window(spec)
             else:
                 windows[name] = spec
         elif isinstance(spec, MambaSpec) and not spec.num_speculative_blocks:
@@ -178,6 +210,12 @@ def _by_kind(specs: Specs, max_model_len: int | None) -> tuple[Specs, Specs, Spe
     if specs and not full:
         raise ValueError("layer-wise KV needs some layers with full attention: no other may leave")
     return full, windows, states
+
+
+def _without_window(spec: KVCacheSpec) -> KVCacheSpec:
+    """Return a spec whose window holds the longest context as what it comes to."""
+    own = ("sliding_window", "attention_chunk_size", *WINDOW_FIELDS[type(spec)])
+    return replace_as(spec, FullAttentionSpec, drop=own)
 
 
 register()

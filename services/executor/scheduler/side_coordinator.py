@@ -34,8 +34,10 @@ class SideCoordinator(LayerwiseCoordinator):
         self, request_id: str, num_tokens: int, *args: Any, **kwargs: Any
     ) -> tuple[list[KVCacheBlock], ...]:
         gained = super().allocate_new_blocks(request_id, num_tokens, *args, **kwargs)
-        if gained is self._nothing:  # rows are alike in length
-            return gained
+        if gained is self._nothing:
+            if not self.sides.num_new(request_id, num_tokens=num_tokens):
+                return gained
+            gained = gained[: self.owner.geometry.num_groups]
         return (*gained, *self.sides.grow(request_id, num_tokens=num_tokens))
 
     def get_blocks(self, request_id: str) -> tuple[list[KVCacheBlock], ...]:

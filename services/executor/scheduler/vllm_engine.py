@@ -187,5 +187,6 @@ def engine_shape(
         max_prefill_chunk_tokens=scheduler.long_prefill_token_threshold
         or scheduler.max_num_batched_tokens,
         side_windows=geometry.side_windows,
+        side_block_size=geometry.side_block_size,
         max_in_flight_tokens=geometry.max_in_flight_tokens,
     )

@@ -22,6 +22,13 @@ from tests.unit.placement.test_layer_kinds import DEEPSEEK_V3, GEMMA_3_27B, LLAM
 
 MISTRAL = {**LLAMA, "model_type": "mistral", "sliding_window": 4096}
 
+CHUNKED = {
+    **LLAMA,
+    "layer_types": ["chunked_attention", "full_attention"] * 16,
+    "attention_chunk_size": 512,
+}
+GEMMA_4 = {**LLAMA, "model_type": "gemma4_text", "head_dim": 256, "global_head_dim": 512}
+
 
 def write(directory: Path, config: Any) -> str:
     (directory / "config.json").write_text(json.dumps(config))
@@ -33,6 +40,8 @@ def write(directory: Path, config: Any) -> str:
     [
         LLAMA,
         QWEN3_MOE,
+        CHUNKED,
+        GEMMA_4,
         DEEPSEEK_V3,
         GEMMA_3_27B,
         {**LLAMA, "layer_types": [*["mamba"] * 7, "attention"] * 4},
@@ -51,17 +60,10 @@ def test_models_that_are_served_or_not_known_pass(config: dict[str, Any]) -> Non
         (MISTRAL, "sliding windows only"),
         ({**DEEPSEEK_V3, "index_topk": 2048}, r"sparse attention \(DSA"),
         ({**LLAMA, "num_kv_shared_layers": 10}, "layers that share KV"),
-        ({**LLAMA, "model_type": "gemma4_text"}, "KV heads of unlike sizes"),
+        ({**GEMMA_4, "global_head_dim": 384}, "KV heads of unlike sizes"),
         ({**LLAMA, "num_key_value_heads": [8] * 31 + [4]}, "KV heads of unlike sizes or numbers"),
         ({**LLAMA, "model_type": "mamba2"}, "states only"),
-        (
-            {
-                **LLAMA,
-                "layer_types": ["chunked_attention", "full_attention"] * 16,
-                "attention_chunk_size": 512,
-            },
-            "chunked local attention beside full attention",
-        ),
+        ({**CHUNKED, "layer_types": ["chunked_attention"] * 32}, "chunked local attention only"),
         (
             {**DEEPSEEK_V3, "layer_types": ["linear_attention", "full_attention"] * 32},
             "states beside MLA",

@@ -1,10 +1,13 @@
 """The block formula, by hand and against what it stands for."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from services.placement.blocks import (
+    RESIDENT,
     STATE,
     BlockGeometry,
     Residency,
@@ -76,6 +79,14 @@ def test_side_groups_take_a_window_and_what_is_in_flight(
     num_tokens: int, num_new_tokens: int, expected: int
 ) -> None:
     assert side_blocks(SIDES, num_tokens=num_tokens, num_new_tokens=num_new_tokens) == expected
+
+
+def test_a_windows_blocks_may_be_shorter_or_longer_than_the_others() -> None:
+    short, long = (replace(SIDES, side_block_size=size) for size in (16, 64))
+
+    assert side_blocks(short, num_tokens=900, num_new_tokens=1) == 2 * 5 + 1  # 64 tokens in four
+    assert side_blocks(long, num_tokens=900, num_new_tokens=1) == 2 * 2 + 1
+    assert num_request_blocks(short, RESIDENT, num_tokens=64) == 2 * 2
 
 
 def test_without_side_groups_there_are_none() -> None:

@@ -205,3 +205,25 @@ def test_the_last_layers_may_read_the_kv_of_others() -> None:
 def test_a_file_that_says_too_little_is_an_error(config: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"config\.json"):
         layers_of(config)
+
+
+def test_heads_that_are_stated_layer_by_layer_are_those() -> None:
+    text = {**LLAMA, "model_type": "gemma4_text", "num_hidden_layers": 2, "head_dim": 256}
+    text |= {"layer_types": ["sliding_attention", "full_attention"], "global_head_dim": None}
+    text["per_layer_config"] = {"01": {"head_dim": 512, "num_key_value_heads": 2}}
+
+    window, full = layers_of(text)
+
+    assert (window.num_kv_heads, window.head_size) == (8, 256)
+    assert (full.num_kv_heads, full.head_size) == (2, 512)
+
+
+@pytest.mark.parametrize(("k_is_v", "num_heads"), [(True, 2), (False, 8)])
+def test_gemma_4_has_other_heads_for_all_tokens_only_where_k_is_v(
+    k_is_v: bool, num_heads: int
+) -> None:
+    text = {**LLAMA, "model_type": "gemma4_text", "attention_k_eq_v": k_is_v}
+
+    layers = layers_of({**text, "num_global_key_value_heads": 2})
+
+    assert {layer.num_kv_heads for layer in layers if layer.kind is K.FULL} == {num_heads}

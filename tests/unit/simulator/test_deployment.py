@@ -22,6 +22,13 @@ from tests.model_configs import (
     Config,
 )
 
+GEMMA_4_HEADS = {
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "num_global_key_value_heads": 4,
+    "global_head_dim": 512,
+}
+
 
 def make(config: Config, gpu: str = "h100", **overrides) -> Deployment:
     return Deployment(
@@ -43,6 +50,15 @@ def test_layers_of_one_group_stay_together() -> None:
     shape = make(GEMMA_3_27B, layers_per_group=2).shape()
 
     assert (shape.num_groups, len(shape.side_windows)) == (5, 26)
+
+
+def test_blocks_have_as_many_bytes_where_the_heads_of_windows_are_unlike_the_others() -> None:
+    # As Gemma 4 31B: 16 heads of 256 in windows, 4 of 512 where all tokens are attended to.
+    text = {**GEMMA_3_27B["text_config"], **GEMMA_4_HEADS}
+    shape = make({**GEMMA_3_27B, "text_config": text}).shape()
+
+    assert (shape.block_size, shape.side_block_size) == (32, 16)
+    assert shape.block_bytes == 16 * 2 * 16 * 256 * 2
 
 
 def test_a_block_is_as_large_as_a_state() -> None:

@@ -53,6 +53,7 @@ class WholeEngine(EngineRequests):
         config, cache = scheduler.vllm_config, scheduler.kv_cache_manager.kv_cache_config
         pool: Any = scheduler.kv_cache_manager.block_pool
         first = (self._growing or self._fixed)[0]
+        windows = [one.block_size for one in self._fixed if _window(one.kv_cache_spec) != STATE]
         return EngineShape(
             num_layers=max(1, len(self._growing)),  # a group is as one layer
             layers_per_group=1,
@@ -65,6 +66,7 @@ class WholeEngine(EngineRequests):
             max_prefill_chunk_tokens=config.scheduler_config.long_prefill_token_threshold
             or config.scheduler_config.max_num_batched_tokens,
             side_windows=tuple(_window(one.kv_cache_spec) for one in self._fixed),
+            side_block_size=windows[0] if windows else 0,
             max_in_flight_tokens=config.max_in_flight_tokens if self._fixed else 0,
         )
 
@@ -145,7 +147,7 @@ class WholeEngine(EngineRequests):
 def _window(spec: Any) -> int:
     """Return how many tokens' KV a group keeps whose KV does not grow, or `STATE`."""
     window = side_window(spec)
-    return getattr(spec, "attention_chunk_size", STATE) if window is None else window
+    return STATE if window is None else window
 
 
 def _num_blocks(manager: Any, request_id: str) -> int:

@@ -35,7 +35,11 @@ class Rig:
 
     def __init__(self, *, num_blocks: int = 400, windows: tuple[int, ...] = WINDOWS) -> None:
         self.geometry = BlockGeometry(
-            num_groups=1, block_size=SIZE, side_windows=windows, max_in_flight_tokens=MAX_IN_FLIGHT
+            num_groups=1,
+            block_size=3 * SIZE,
+            side_windows=windows,
+            side_block_size=SIZE,
+            max_in_flight_tokens=MAX_IN_FLIGHT,
         )
         self.orders = StepOrders()
         self.pool = BlockPool(num_blocks + 1, False, SIZE)

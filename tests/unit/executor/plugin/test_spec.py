@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     MambaSpec,
@@ -95,12 +96,18 @@ WINDOW = SlidingWindowSpec(
 STATES = MambaSpec(block_size=16, shapes=((8, 64),), dtypes=(torch.bfloat16,))
 
 
+class SpecOfTomorrow(AttentionSpec):  # type: ignore[misc]
+    pass
+
+
 def test_layers_of_other_kinds_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="b has ChunkedLocalAttentionSpec"):
-        layer_group_specs({"a": SPEC, "b": CHUNKS}, 1)
+    other = SpecOfTomorrow(block_size=16, num_kv_heads=8, head_size=64, dtype=torch.bfloat16)
+
+    with pytest.raises(ValueError, match="b has SpecOfTomorrow"):
+        layer_group_specs({"a": SPEC, "b": other}, 1)
 
 
-@pytest.mark.parametrize("spec", [WINDOW, STATES], ids=lambda spec: type(spec).__name__)
+@pytest.mark.parametrize("spec", [WINDOW, CHUNKS, STATES], ids=lambda spec: type(spec).__name__)
 def test_a_model_of_which_no_layer_may_leave_is_refused_by_name(spec: Any) -> None:
     with pytest.raises(ValueError, match="some layers with full attention"):
         layer_group_specs({"a": spec, "b": spec}, 1)
@@ -119,6 +126,37 @@ def test_groups_that_may_leave_come_first_then_windows_then_states() -> None:
     assert specs["s0"] is STATES
 
 
+def test_chunks_keep_what_a_window_as_long_would_and_kernels_are_not_told_of_one() -> None:
+    specs: Any = layer_group_specs({"f": SPEC, "c": CHUNKS}, 1)
+
+    assert side_window(specs["c"]) == 128
+    assert specs["c"].sliding_window is None
+    assert specs["c"].attention_chunk_size == 128
+
+
+def test_blocks_have_as_many_bytes_where_the_heads_of_windows_are_unlike_the_others() -> None:
+    window = replace(WINDOW, num_kv_heads=16, head_size=64)
+
+    specs: Any = layer_group_specs({"f": SPEC, "w": window}, 1)
+    others: Any = layer_group_specs({"f": replace(SPEC, num_kv_heads=32), "w": WINDOW}, 1)
+
+    assert [specs[name].block_size for name in "fw"] == [32, 16]
+    assert [others[name].block_size for name in "fw"] == [16, 64]
+    assert len({spec.page_size_bytes for spec in specs.values()}) == 1
+    config = SimpleNamespace(
+        kv_cache_groups=[
+            SimpleNamespace(kv_cache_spec=spec, layer_names=["l"]) for spec in specs.values()
+        ]
+    )
+    geometry = block_geometry(SimpleNamespace(max_in_flight_tokens=64), config)
+    assert (geometry.block_size, geometry.window_block_size) == (32, 16)
+
+
+def test_windows_whose_tokens_take_no_whole_part_of_the_others_are_refused() -> None:
+    with pytest.raises(ValueError, match="KV heads, head sizes or KV dtypes differ"):
+        layer_group_specs({"f": SPEC, "w": replace(WINDOW, head_size=96)}, 1)
+
+
 @pytest.mark.parametrize(("asked", "taken"), [(1, 1), (2, 2), (3, 2), (4, 4), (7, 4)])
 def test_the_largest_number_is_taken_that_divides_the_layers_of_each_kind(
     asked: int, taken: int
@@ -131,11 +169,12 @@ def test_the_largest_number_is_taken_that_divides_the_layers_of_each_kind(
     assert set(sizes.values()) == {taken}
 
 
-def test_a_window_that_no_request_outgrows_is_none() -> None:
-    specs: Any = layer_group_specs({"a": SPEC, "b": WINDOW}, 1, max_model_len=128)
+@pytest.mark.parametrize("side", [WINDOW, CHUNKS], ids=lambda spec: type(spec).__name__)
+def test_a_window_that_no_request_outgrows_is_none(side: Any) -> None:
+    specs: Any = layer_group_specs({"a": SPEC, "b": side}, 1, max_model_len=128)
     assert [side_window(spec) for spec in specs.values()] == [None, None]
 
-    specs = layer_group_specs({"a": SPEC, "b": WINDOW}, 1, max_model_len=129)
+    specs = layer_group_specs({"a": SPEC, "b": side}, 1, max_model_len=129)
     assert [side_window(spec) for spec in specs.values()] == [None, 128]
 
 

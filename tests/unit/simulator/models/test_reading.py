@@ -194,7 +194,7 @@ REFUSED = [
         {
             "layer_types": ["full_attention", "sliding_attention"] * 16,
             "sliding_window": 128,
-            "swa_head_dim": 64,
+            "swa_head_dim": 96,
         },
         "unlike sizes",
     ),
