@@ -25,6 +25,9 @@ PLANNED_TRUNKS = ("tests/unit/planner/policy/test_prefixes.py",)
 SIDES = ("tests/unit/executor/blocks/test_side_groups.py",)
 ONE_KIND = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "gpt_oss and not asynchronous")
 STATES = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "zeroed")
+GOES_ON = ("tests/exact/test_resume.py", "-m", "not nightly", "-k", "in_its_cache")
+REPLAY = ("tests/integration/test_executor_replay.py",)
+SERVING = ("tests/unit/executor/serving",)
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
@@ -907,6 +910,160 @@ MUTATIONS = (
         "if self._engine.shape.side_windows:",
         "if False:",
         ("tests/unit/simulator/engine/test_engine.py", "-k", "never_leave"),
+    ),
+    Mutation(
+        "penalties begin anew in an answer that goes on",
+        f"{EXECUTOR}/plugin/resumed_rows.py",
+        "self.output_token_ids = list(begun.output_ids)",
+        "pass",
+        GOES_ON,
+    ),
+    Mutation(
+        "a seed begins anew in an answer that goes on",
+        f"{EXECUTOR}/plugin/resumed_rows.py",
+        "draw.repeat(self.generator, len(begun.output_ids))",
+        "pass",
+        GOES_ON,
+    ),
+    Mutation(
+        "a device's draws are not counted",
+        f"{EXECUTOR}/plugin/resumed_rows.py",
+        "generator.set_offset(start + step * num_tokens)",
+        "pass",
+        ("tests/unit/executor/plugin/test_resumed_rows.py",),
+    ),
+    Mutation(
+        "a form begins anew in an answer that goes on",
+        f"{EXECUTOR}/scheduler/reader_state.py",
+        "if is_compiling and not advance(",
+        "if False and not advance(",
+        GOES_ON,
+    ),
+    Mutation(
+        "an answer that goes on is new to vLLM, and its cached output ends the engine",
+        f"{EXECUTOR}/scheduler/reader_state.py",
+        "request.num_preemptions = 1",
+        "pass",
+        GOES_ON,
+    ),
+    Mutation(
+        "workers are told to resume what they do not know",
+        f"{EXECUTOR}/scheduler/reader_state.py",
+        "request.status = RequestStatus.WAITING  # workers",
+        "pass  # workers",
+        ("tests/integration/test_executor_scheduler.py",),
+    ),
+    Mutation(
+        "a form hears of thoughts without what is before them",
+        f"{EXECUTOR}/prompts/form_progress.py",
+        "growing.all_token_ids.append(id)",
+        "pass",
+        ("tests/unit/executor/prompts/test_form_progress.py",),
+    ),
+    Mutation(
+        "text begins anew in an answer that goes on",
+        f"{EXECUTOR}/engine/replay.py",
+        "stop_string = detokenizer.update([id], at_stop_token)",
+        "stop_string = None",
+        REPLAY,
+    ),
+    Mutation(
+        "half characters begin anew in an answer that goes on",
+        f"{EXECUTOR}/engine/replay.py",
+        "known += [{id: None} for id in output_ids[-NUM_CONTEXT_TOKENS:]]",
+        "pass",
+        REPLAY,
+    ),
+    Mutation(
+        "an answer that is complete goes on",
+        f"{EXECUTOR}/engine/replay.py",
+        "is_last = is_complete or stop_string is not None",
+        "is_last = False",
+        REPLAY,
+    ),
+    Mutation(
+        "the front's half begins anew in an answer that goes on",
+        f"{EXECUTOR}/engine/engine.py",
+        "state.detokenizer, state.logprobs_processor = replayed.detokenizer, replayed.logprobs",
+        "pass",
+        ("tests/executors/test_executor_resume.py",),
+    ),
+    Mutation(
+        "an answer goes on behind another prompt",
+        f"{EXECUTOR}/prompts/resumption.py",
+        "if resume.prompt_digest not in (0, prompt_digest(prompt_ids)):",
+        "if False:",
+        ("tests/unit/executor/prompts/test_resumption.py",),
+    ),
+    Mutation(
+        "an answer goes on that its form does not allow",
+        f"{EXECUTOR}/prompts/grammar_process.py",
+        'return "" if _allows(matcher, ids) else NOT_THIS_ANSWER',
+        'return ""',
+        ("tests/integration/test_grammar_process.py",),
+    ),
+    Mutation(
+        "an answer that goes on is counted from its first token again",
+        f"{EXECUTOR}/serving/step_stream.py",
+        "self._num_sent[request_id] = num_known",
+        "self._num_sent[request_id] = 0",
+        SERVING,
+    ),
+    Mutation(
+        "a reader who comes with a deposit has none",
+        "services/pacing/request_buffer.py",
+        "self._reader.resumed(num_generated, last_due_s)",
+        "pass",
+        ("tests/unit/pacing/test_request_buffer.py",),
+    ),
+    Mutation(
+        "KV of another type is the same",
+        f"{EXECUTOR}/engine/fingerprint.py",
+        '"kv": config.cache_config.cache_dtype,',
+        '"kv": "",',
+        ("tests/unit/executor/engine/test_fingerprint.py",),
+    ),
+    Mutation(
+        "weights differ behind their beginning unnoticed",
+        f"{EXECUTOR}/engine/fingerprint.py",
+        "for n in range(1, NUM_PAGES + 1):",
+        "for n in ():",
+        ("tests/unit/executor/engine/test_fingerprint.py",),
+    ),
+    Mutation(
+        "a newer stream of a gateway leaves the older one its requests",
+        f"{EXECUTOR}/serving/front.py",
+        "self._supersede(gateway_id, epoch)",
+        "pass",
+        SERVING,
+    ),
+    Mutation(
+        "gateways do not hear that the engine steps",
+        f"{EXECUTOR}/serving/front.py",
+        "                session.beat()",
+        "                pass",
+        SERVING,
+    ),
+    Mutation(
+        "gateways do not hear that an executor leaves",
+        f"{EXECUTOR}/serving/front.py",
+        "            session.leave()",
+        "            pass",
+        SERVING,
+    ),
+    Mutation(
+        "what a moved answer has to compute is no prompt",
+        "services/placement/run/types.py",
+        "return not request.has_begun or request.num_left > most",
+        "return not request.has_begun",
+        ("tests/unit/placement/run/test_evenflow.py",),
+    ),
+    Mutation(
+        "a moved answer is back at once",
+        "services/placement/run/types.py",
+        "way_s += self.costs.prompt_s(request.num_left)",
+        "pass",
+        ("tests/unit/placement/run/test_evenflow.py",),
     ),
 )
 

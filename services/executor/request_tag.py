@@ -41,12 +41,14 @@ def reads_from_first(extra_args: Mapping[str, Any] | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """What a request has that was begun elsewhere; ages in seconds."""
+    """What a request has that was begun elsewhere. Instants are of `time.monotonic()`, which all
+    processes of a machine share.
+    """
 
     output_ids: list[int]
     num_delivered_tokens: int
-    last_due_age_s: float  # < 0: the newest token is due later
-    arrived_age_s: float
+    last_due_s: float  # when the newest token is due at the reader
+    arrived_s: float  # at its gateway
 
 
 def with_begun(extra_args: dict[str, Any], begun: Begun, *, reads: bool) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Answers, and how an engine goes on with those that another one began."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,7 +120,8 @@ def sampling_params(question: Question) -> Any:
     form = given.pop("form", None)
     extra_args = to_extra_args(NO_SERVICE_LEVEL)
     if question.begun:
-        begun = Begun(list(question.begun), len(question.begun) // 2, 0.0, 1.0)
+        now_s = time.monotonic()
+        begun = Begun(list(question.begun), len(question.begun) // 2, now_s, now_s - 1.0)
         extra_args = with_begun(extra_args, begun, reads=True)
     return SamplingParams(
         max_tokens=MAX_TOKENS,

@@ -5,15 +5,17 @@ engine that goes on has their prompts in no cache, in its own cache with all of 
 the host; layers leave and come back, and requests pause and are parked, at random.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from lab.engine.step_runner import EngineCase, StepRunner
 from lab.engine.workloads import churn, holds, together
 from services.control.options import ControllerOptions
-from tests.exact.cases import make_case
-from tests.exact.continued import Answer, Question, ask, questions, stopping
+from tests.exact.cases import SLOW_LINK, STANDING, make_case
+from tests.exact.continued import MAX_TOKENS, Answer, Question, ask, questions, stopping
 from tests.exact.evidence import assert_pool_is_whole
 
 # Engines run in this process: their warnings are not ours to fail on.
@@ -41,17 +43,24 @@ def undisturbed(plain: StepRunner) -> Known:
     return asked | strings, answers | ask(plain, strings)
 
 
-def cut(known: Known, where: str) -> tuple[dict[str, Question], dict[str, int]]:
+# How much of an answer of so many tokens is known.
+CUTS: dict[str, Callable[[int], int]] = {
+    "first": lambda length: 1,
+    "third": lambda length: max(1, length // 3),
+    "last": lambda length: length - 1,
+    "end": lambda length: length,
+}
+
+
+def cut(
+    known: Known, num_known: Callable[[int], int]
+) -> tuple[dict[str, Question], dict[str, int]]:
     """Return the requests with the first part of their answers, and its length."""
-    asked, answers = known
     begun, lengths = {}, {}
-    for name, question in asked.items():
-        ids = answers[name].ids
-        length = {"first": 1, "third": max(1, len(ids) // 3), "last": len(ids) - 1}.get(
-            where, len(ids)
-        )
-        begun[name] = Question(question.prompt, question.sampling, tuple(ids[:length]))
-        lengths[name] = length
+    for name, question in known[0].items():
+        ids = known[1][name].ids
+        lengths[name] = num_known(len(ids))
+        begun[name] = Question(question.prompt, question.sampling, tuple(ids[: lengths[name]]))
     return begun, lengths
 
 
@@ -67,32 +76,73 @@ def assert_continued(
         assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-4), name
 
 
-CUTS = pytest.mark.parametrize("where", ["first", "third", "last", "end"])
+AT_EACH_CUT = pytest.mark.parametrize("num_known", CUTS.values(), ids=CUTS)
 
 
-@CUTS
+@AT_EACH_CUT
 def test_on_an_engine_that_has_the_whole_answer_in_its_cache(
-    plain: StepRunner, undisturbed: Known, where: str
+    plain: StepRunner, undisturbed: Known, num_known: Callable[[int], int]
 ) -> None:
-    begun, lengths = cut(undisturbed, where)
+    begun, lengths = cut(undisturbed, num_known)
 
     assert_continued(undisturbed, lengths, ask(plain, begun))
 
 
-@pytest.fixture(scope="module")
-def layers(undisturbed: Known) -> Iterator[StepRunner]:
-    runner = StepRunner(make_case())
+@pytest.mark.nightly
+def test_behind_every_token(plain: StepRunner, undisturbed: Known) -> None:
+    for num_tokens in range(1, MAX_TOKENS + 1):
+        begun, lengths = cut(undisturbed, partial(min, num_tokens))
+
+        assert_continued(undisturbed, lengths, ask(plain, begun))
+
+
+NIGHTLY_PLAIN = {
+    "in small chunks": replace(PLAIN, max_num_batched_tokens=97, prefix_caching=False),
+    "asynchronous": replace(PLAIN, asynchronous=True),
+    "evenflow": replace(PLAIN, controller=ControllerOptions(policy="evenflow"), num_blocks=40),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", NIGHTLY_PLAIN.values(), ids=NIGHTLY_PLAIN)
+def test_on_another_engine_that_keeps_its_own_blocks(undisturbed: Known, case: EngineCase) -> None:
+    runner = StepRunner(case)
+    try:
+        for num_known in CUTS.values():
+            begun, lengths = cut(undisturbed, num_known)
+
+            assert_continued(undisturbed, lengths, ask(runner, begun))
+    finally:
+        runner.close()
+
+
+LAYERWISE = STANDING | {
+    "evenflow": make_case(controller=ControllerOptions(policy="evenflow")),
+    "nothing cached": make_case(options=replace(SLOW_LINK, prefix_caching=False)),
+}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(case, id=name, marks=() if name == "layers" else pytest.mark.nightly)
+        for name, case in LAYERWISE.items()
+    ],
+)
+def layers(request: pytest.FixtureRequest, undisturbed: Known) -> Iterator[StepRunner]:
+    runner = StepRunner(request.param)
     yield runner
     runner.close()
 
 
-@CUTS
+@AT_EACH_CUT
 def test_while_layers_move_and_requests_pause_and_are_parked(
-    layers: StepRunner, undisturbed: Known, where: str
+    layers: StepRunner, undisturbed: Known, num_known: Callable[[int], int]
 ) -> None:
-    begun, lengths = cut(undisturbed, where)
+    begun, lengths = cut(undisturbed, num_known)
+    hook = together(churn(7), holds(7)) if layers.case.controller is None else None
 
-    answers = ask(layers, begun, hook=together(churn(7), holds(7)))
+    answers = ask(layers, begun, hook=hook)
 
     assert_continued(undisturbed, lengths, answers)
     assert_pool_is_whole(layers)

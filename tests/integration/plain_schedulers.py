@@ -15,7 +15,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from lab.models import exactness_model
 from services.executor.engine.config import make_config
 from services.executor.observation import RequestObservation, from_plain
-from services.executor.request_tag import to_extra_args
+from services.executor.request_tag import Begun, to_extra_args, with_begun
 from services.executor.settings import ExecutorSettings
 from services.pacing.types import ServiceLevel
 
@@ -62,13 +62,17 @@ def make_request(
     *,
     num_prompt_tokens: int = 40,
     num_output_tokens: int = 8,
+    begun: Begun | None = None,
+    **sampling: Any,
 ) -> Request:
+    extra_args = None if level is None else to_extra_args(level)
+    if begun is not None:
+        extra_args = with_begun(extra_args or {}, begun, reads=True)
     return Request(
         request_id=request_id,
         prompt_token_ids=[0] * num_prompt_tokens,
         sampling_params=SamplingParams(
-            max_tokens=num_output_tokens,
-            extra_args=None if level is None else to_extra_args(level),
+            max_tokens=num_output_tokens, extra_args=extra_args, **sampling
         ),
         pooling_params=None,
     )

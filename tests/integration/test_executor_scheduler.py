@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
 from services.executor.observation import from_plain
-from services.executor.request_tag import to_extra_args
+from services.executor.request_tag import Begun, to_extra_args
 from services.executor.scheduler.plain import plain_scheduler
 from services.executor.scheduler.plain.plain_scheduler import (
     EvenflowAsyncScheduler,
@@ -225,3 +227,93 @@ def test_a_held_request_that_is_aborted_leaves_nothing(scheduler: Any) -> None:
 
     assert observed(scheduler)["held"].num_generated_tokens == 1
     scheduler.check_integrity()
+
+
+BEGUN = Begun([5, 6, 7], 1, time.monotonic() + 600.0, time.monotonic() - 30.0)
+READ_AT_ONE = ServiceLevel(consumption_rate_tps=1.0)
+
+
+def test_an_answer_that_was_begun_elsewhere_has_run_and_has_its_tokens(scheduler: Any) -> None:
+    scheduler.add_request(make_request("old", READ_AT_ONE, begun=BEGUN))
+    arrived = observed(scheduler)["old"]
+    record = scheduler.records["old"]
+    assert (arrived.phase, arrived.num_prompt_tokens) == (RequestPhase.PREEMPTED, 40)
+    assert (arrived.num_generated_tokens, arrived.num_delivered_tokens) == (3, 1)
+    assert arrived.num_deposited_tokens == 2
+    assert record.arrival_s == pytest.approx(BEGUN.arrived_s, abs=1e-3)
+    assert record.buffer.slack_s(BEGUN.last_due_s) == 1.0
+    assert record.first_token_s <= time.monotonic()
+
+    run_step(scheduler)
+
+    assert list(scheduler.requests["old"].output_token_ids)[:4] == [5, 6, 7, 7]
+    assert observed(scheduler)["old"].num_generated_tokens == 4
+
+
+def test_the_newest_token_is_not_the_first_of_as_many_as_it_may_have(scheduler: Any) -> None:
+    scheduler.add_request(make_request("old", None, begun=BEGUN, num_output_tokens=4))
+    while scheduler.requests:
+        run_step(scheduler)
+
+    assert not scheduler.records
+
+
+VLLM_S_OWN_WARNINGS = pytest.mark.filterwarnings("default:max_rollback_tokens")
+
+
+def with_form(scheduler: Any, request_id: str, ids: list[int]) -> Any:
+    """Return a request whose answer is to be of letters, that the scheduler compiles."""
+    form = StructuredOutputsParams(regex="[a-z]{20,}")
+    form._backend = "xgrammar"
+    begun = Begun(ids, 0, 0.0, 0.0)
+    request = make_request(request_id, None, begun=begun, structured_outputs=form)
+    scheduler.structured_output_manager.grammar_init(request)
+    scheduler.add_request(request)
+    assert request.structured_output_request.is_grammar_ready or wait_for(request)
+    return request
+
+
+def wait_for(request: Any) -> bool:
+    request.structured_output_request._grammar.result(timeout=60)
+    return bool(request.structured_output_request.is_grammar_ready)
+
+
+def letters(config: Any) -> list[int]:
+    """Return tokens of letters alone."""
+    tokenizer = AutoTokenizer.from_pretrained(config.model_config.tokenizer)
+    return list(tokenizer.encode("abcabc", add_special_tokens=False))
+
+
+@VLLM_S_OWN_WARNINGS
+def test_a_form_is_moved_on_by_what_there_is_of_the_answer(scheduler: Any, config: Any) -> None:
+    ids = letters(config)
+    request = with_form(scheduler, "formed", ids)
+    output = scheduler.schedule()
+
+    assert list(output.num_scheduled_tokens) == ["formed"]
+    assert request.structured_output_request.grammar.num_processed_tokens == len(ids)
+
+
+@VLLM_S_OWN_WARNINGS
+def test_a_form_that_does_not_allow_the_answer_ends_that_request_alone(
+    scheduler: Any, config: Any
+) -> None:
+    scheduler.add_request(make_request("other", None))
+    with_form(scheduler, "formed", [*letters(config), 1])
+    ran = [run_step(scheduler) for _ in range(3)]
+
+    assert "formed" not in scheduler.requests
+    assert ran == [["other"]] * 3
+
+
+def test_one_whose_kv_was_loaded_beside_the_steps_is_new_to_the_workers(
+    scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "_update_waiting_for_remote_kv", lambda request: None)
+    scheduler.add_request(make_request("old", None, begun=BEGUN))
+    request = scheduler.requests["old"]
+    request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+    scheduler.finished_recving_kv_req_ids.add("old")
+
+    assert scheduler._handle_blocked_waiting_request(request)
+    assert request.status == RequestStatus.WAITING

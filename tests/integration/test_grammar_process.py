@@ -21,7 +21,7 @@ from tests.gateways import until
 
 pytest.importorskip("xgrammar")
 
-from services.executor.prompts.grammar_process import NO_ANSWER
+from services.executor.prompts.grammar_process import NO_ANSWER, NOT_THIS_ANSWER
 
 LONG_S = 600.0  # for what ends
 SHORT_S = 0.5  # for what does not
@@ -94,6 +94,19 @@ async def test_a_form_that_takes_too_much_of_a_processor_is_given_up_and_the_nex
     assert await compiler.fault("grammar", "root ::= root", cpu_s=LONG_S) == NO_ANSWER
     assert await compiler.fault("regex", "b", cpu_s=LONG_S) == ""
     assert await process_of(compiler) == process  # its fork alone was ended
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_form_is_asked_about_what_an_answer_has_already(compiler: GrammarCompiler) -> None:
+    a, b, end = 97, 98, 256  # of the vocabulary of bytes
+
+    assert await compiler.fault("regex", "ab+", [a, b, b], cpu_s=LONG_S) == ""
+    assert await compiler.fault("regex", "ab+", [a, b, end, a], cpu_s=LONG_S) == ""
+    assert await compiler.fault("regex", "ab+", [a, a], cpu_s=LONG_S) == NOT_THIS_ANSWER
+    assert await compiler.fault("regex", "ab+", [a, end], cpu_s=LONG_S) == NOT_THIS_ANSWER
+    opened = list(b'{"a":')
+    assert await compiler.fault("json_object", "", opened, cpu_s=LONG_S) == ""
+    assert await compiler.fault("json_object", "", [a], cpu_s=LONG_S) == NOT_THIS_ANSWER
 
 
 @pytest.mark.asyncio(loop_scope="module")

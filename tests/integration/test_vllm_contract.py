@@ -2,10 +2,12 @@
 
 import dataclasses
 import inspect
+import re
 from importlib.metadata import version
 from typing import Any, get_args
 
 import pytest
+from transformers import AutoTokenizer
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
 from vllm.config.scheduler import SchedulerPolicy
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -14,31 +16,49 @@ from vllm.logprobs import Logprob
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers import BaseRenderer
+from vllm.renderers.hf import resolve_chat_template_kwargs
 from vllm.renderers.params import ChatParams, TokenizeParams
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.core.sched.utils import check_stop
 from vllm.v1.engine import EngineCoreRequest, FinishReason
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore, EngineCoreProc
 from vllm.v1.engine.core_client import AsyncMPClient
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
-from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
+from vllm.v1.engine.logprobs import LogprobsProcessor
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector, RequestState
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import SchedulerStats
 from vllm.v1.request import Request
+from vllm.v1.sample.ops.topk_topp_sampler import (
+    TopKTopPSampler,
+    empty_exponential_noise_like,
+    random_sample,
+)
+from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.worker import gpu_model_runner
+from vllm.v1.worker.gpu_input_batch import CachedRequestState
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
+from lab.models import exactness_model
 from services.executor.engine import engine_calls
 from services.executor.engine.collector import FINISH_REASONS, StepCollector
 from services.executor.engine.config import ASYNC_SCHEDULER, PASSED_ON, SYNC_SCHEDULER
+from services.executor.engine.replay import NUM_CONTEXT_TOKENS
+from services.executor.prompts.chat_template import chat_params
 from services.executor.prompts.sampling import UNSEEDED
 from services.executor.scheduler.plain.plain_scheduler import (
     EvenflowAsyncScheduler,
     EvenflowScheduler,
 )
 from services.executor.settings import ExecutorSettings
+from services.generation.conversation import DEFAULT_OPTIONS
 from services.generation.sampling_params import AnswerForm
 from services.generation.sampling_params import SamplingParams as OurSamplingParams
 
@@ -302,3 +322,110 @@ def test_the_scheduler_hears_of_every_step_twice() -> None:
     for step in (EngineCore.step, EngineCore.step_with_batch_queue):
         assert "self.scheduler.schedule(" in source(step)
         assert "self.scheduler.update_from_output(" in source(step)
+
+
+def test_a_request_that_was_preempted_may_find_its_output_cached() -> None:
+    """A new one that does ends the engine; nothing else in the scheduler asks for preemptions."""
+    asked = [line.strip() for line in source(Scheduler).splitlines() if "num_preemptions" in line]
+
+    assert asked == [
+        "if request.prefill_stats and request.num_preemptions <= 0:",
+        "preempted = request.num_preemptions > 0",
+        "request.num_preemptions += 1",
+        "if request.num_preemptions:",
+    ]
+    assert "assert num_computed_tokens <= request.num_prompt_tokens" in source(Scheduler.schedule)
+    assert "request.status = RequestStatus.PREEMPTED" in source(
+        Scheduler._handle_blocked_waiting_request
+    )
+
+
+def test_what_a_request_has_of_its_answer_is_output_from_its_arrival() -> None:
+    request = Request(
+        request_id="r",
+        prompt_token_ids=[1, 2],
+        sampling_params=SamplingParams(max_tokens=4),
+        pooling_params=None,
+    )
+    request.append_output_token_ids([3, 4, 5])
+
+    assert (request.num_tokens, request.num_prompt_tokens, request.num_output_tokens) == (5, 2, 3)
+    assert not check_stop(request, max_model_len=6)
+    request.append_output_token_ids(6)
+    assert check_stop(request, max_model_len=100)
+
+
+def test_the_first_runner_makes_rows_by_a_name_that_we_replace() -> None:
+    made = source(GPUModelRunner._update_states)
+
+    assert "req_state = CachedRequestState(" in made
+    assert "output_token_ids=[]," in made
+    assert "generator.manual_seed(sampling_params.seed)" in made
+    assert "CachedRequestState" in vars(gpu_model_runner)
+    names = {field.name for field in dataclasses.fields(CachedRequestState)}
+    assert {"sampling_params", "generator", "output_token_ids"} <= names
+    assert "__post_init__" in vars(CachedRequestState)
+
+
+def test_a_seeded_request_draws_once_for_each_token() -> None:
+    on_cpu, elsewhere = source(TopKTopPSampler.forward_cpu), source(random_sample)
+
+    assert "0, 2**31, (1,), generator=gen, dtype=torch.long" in on_cpu
+    assert "q[i].exponential_(generator=generator)" in on_cpu  # of noise in double precision
+    assert "q[i].exponential_(generator=generator)" in elsewhere
+    assert "if (k is None and p is None) or generators:" in source(TopKTopPSampler.forward_cuda)
+    assert "dtype = torch.float64 if use_fp64_gumbel" in source(empty_exponential_noise_like)
+    assert isinstance(ModelConfig.use_fp64_gumbel, bool)
+
+
+def test_the_second_runner_is_told_all_tokens_and_draws_by_position() -> None:
+    assert "prefill_token_ids" in parameters(NewRequestData.from_request)
+    assert "req._all_token_ids" in source(Scheduler.schedule)
+
+
+def test_what_the_front_keeps_of_an_answer_can_be_put_in_its_place() -> None:
+    assert parameters(IncrementalDetokenizer.from_new_request) == ["tokenizer", "request"]
+    assert parameters(IncrementalDetokenizer.update) == ["self", "new_token_ids", "stop_terminated"]
+    assert parameters(IncrementalDetokenizer.get_next_output_text) == ["self", "finished", "delta"]
+    assert parameters(LogprobsProcessor.from_new_request) == ["tokenizer", "request"]
+    context = inspect.signature(LogprobsProcessor._get_sampled_context_ids).parameters
+    assert context["max_context"].default == NUM_CONTEXT_TOKENS
+    assert {"detokenizer", "logprobs_processor"} <= set(parameters(RequestState.__init__))
+    added = source(AsyncLLM._add_request)
+    halves = ("self.output_processor.add_request(", "await self.engine_core.add_request_async(")
+    between = added[added.index(halves[0]) : added.index(halves[1])]
+    assert "await" not in "".join(re.findall(r"^[^#]*", between, re.MULTILINE))
+
+
+def test_a_grammar_is_moved_on_by_each_token_behind_it() -> None:
+    assert parameters(StructuredOutputManager.accept_tokens) == ["self", "request", "new_token_ids"]
+    used = source(StructuredOutputManager.accept_tokens) + source(
+        StructuredOutputManager._get_constraint_bounds
+    )
+    read = set(re.findall(r"request\.(\w+)", used))
+    assert read <= {
+        "use_structured_output", "structured_output_request", "request_id", "prompt_token_ids",
+        "all_token_ids",
+    }  # fmt: skip
+    failing = source(Scheduler.update_from_output)
+    assert "error_req_ids = set(self.grammar_compile_error_reqs)" in failing
+
+
+def test_every_step_tells_its_figures_whether_or_not_it_has_tokens() -> None:
+    told = source(Scheduler.update_from_output)
+
+    assert "if (eco := next(iter(engine_core_outputs.values()), None)) is None:" in told
+    assert "eco.scheduler_stats = stats" in told
+
+
+def test_a_template_sees_a_clock_that_it_is_given() -> None:
+    tokenizer = AutoTokenizer.from_pretrained(exactness_model())
+    template = "{{ strftime_now('%d %b %Y') }}"
+    given = chat_params(DEFAULT_OPTIONS, now_s=86_400.0 * 365).chat_template_kwargs
+    kept = resolve_chat_template_kwargs(tokenizer, template, given)
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], chat_template=template, tokenize=False, **kept
+    )
+
+    assert rendered in ("31 Dec 1970", "01 Jan 1971")  # by the zone of this machine
+    assert "strftime_now" not in resolve_chat_template_kwargs(tokenizer, "{{ messages }}", given)

@@ -78,7 +78,10 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
         options["max_model_len"] = FIT_TO_POOL
     if current_platform.is_cpu() and options["kv_cache_memory_bytes"] is None:
         options["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
-    options["worker_cls"] = CPU_WORKER if current_platform.is_cpu() else GPU_WORKER
+    if current_platform.is_cpu():
+        options["worker_cls"] = CPU_WORKER
+    elif current_platform.is_cuda():
+        options["worker_cls"] = GPU_WORKER
     options.update(_policy_args(settings))
     options.update(_further_options(settings))
     options["structured_outputs_config"] = replace(

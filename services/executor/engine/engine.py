@@ -148,17 +148,18 @@ class Engine:
         """
         if self._llm.errored:
             raise RejectedError(DEAD)
+        came_s = time.monotonic()
         prepared = await self._preparation.prepare(submissions)
         resume = prepared[0].resume
         if resume is None:
             return prepared
-        work = partial(asyncio.to_thread, self._replay, prepared[0], resume)
+        work = partial(asyncio.to_thread, self._replay, prepared[0], resume, came_s)
         key, size = submissions[0].fair_key, len(resume.output_ids)
         return [await self._replays.run(work, key=key, size=size)]
 
-    def _replay(self, prepared: PreparedRequest, resume: Resume) -> PreparedRequest:
-        """Return a request whose answer is told from the tokens that it has. Raises
-        `RejectedError`.
+    def _replay(self, prepared: PreparedRequest, resume: Resume, came_s: float) -> PreparedRequest:
+        """Return a request, which came at `came_s`, with what is told by the tokens that its answer
+        has. Raises `RejectedError`.
         """
         core, processor = prepared.core_request, self._llm.output_processor
         replay = Replay(core, processor.tokenizer, _reporting(prepared))
@@ -168,8 +169,8 @@ class Engine:
         begun = Begun(
             list(resume.output_ids),
             resume.num_delivered_tokens,
-            resume.last_due_age_s,
-            resume.arrived_age_s,
+            came_s - resume.last_due_age_s,
+            came_s - resume.arrived_age_s,
         )
         sampling = core.sampling_params
         sampling.extra_args = with_begun(sampling.extra_args, begun, reads=reads)

@@ -65,11 +65,10 @@ class ReaderStateMixin(VllmScheduler):
         params = request.sampling_params
         extra_args = params and params.extra_args
         level, reads = from_extra_args(extra_args), reads_from_first(extra_args)
-        begun = begun_of(extra_args)
+        begun, now_s = begun_of(extra_args), time.monotonic()
         if begun is not None:
-            request.arrival_time -= begun.arrived_age_s
-        waited_s = max(0.0, time.time() - request.arrival_time)
-        arrival_s = time.monotonic() - waited_s
+            request.arrival_time = time.time() - (now_s - begun.arrived_s)
+        arrival_s = now_s - max(0.0, time.time() - request.arrival_time)
         record: RequestRecord[RequestKV] = RequestRecord(
             request_id=request.request_id,
             buffer=RequestBuffer(level, arrived_s=arrival_s, reads=reads),
@@ -89,12 +88,14 @@ class ReaderStateMixin(VllmScheduler):
         """
         request.append_output_token_ids(begun.output_ids)
         request.num_preemptions = 1
-        now_s = time.monotonic()
-        num_known, last_due_s = len(begun.output_ids), now_s - begun.last_due_age_s
+        num_known, now_s = len(begun.output_ids), time.monotonic()
         record.buffer.resumed(
-            num_known, num_delivered=begun.num_delivered_tokens, last_due_s=last_due_s, now_s=now_s
+            num_known,
+            num_delivered=begun.num_delivered_tokens,
+            last_due_s=begun.last_due_s,
+            now_s=now_s,
         )
-        first_due_s = last_due_s - (num_known - 1) * record.buffer.interval_s
+        first_due_s = begun.last_due_s - (num_known - 1) * record.buffer.interval_s
         record.first_token_s = min(now_s, first_due_s)
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:

@@ -161,3 +161,65 @@ def test_without_a_limit_no_reader_has_enough() -> None:
     buffer.generated(10_000, now_s=0.0)
 
     assert not buffer.has_enough(0.0, rests=False)
+
+
+def resumed(num_delivered: int, last_due_s: float, *, now_s: float = 100.0) -> RequestBuffer:
+    """Return the buffer of an answer that comes with ten tokens, read at one per second."""
+    buffer = make_buffer()
+    buffer.resumed(10, num_delivered=num_delivered, last_due_s=last_due_s, now_s=now_s)
+    return buffer
+
+
+def test_a_reader_who_comes_with_tokens_in_hand_reads_on() -> None:
+    buffer = resumed(4, last_due_s=105.5)  # due at 100.5, 101.5, ... 105.5
+
+    assert buffer.num_deposited(100.0) == 6
+    assert buffer.num_deposited(103.0) == 3
+    assert buffer.slack_s(100.0) == 6.5
+    assert (buffer.num_generated, buffer.num_delivered) == (10, 4)
+    assert buffer.last_release_s(100.0) == 100.0
+
+
+def test_a_reader_who_comes_with_nothing_in_hand_has_waited() -> None:
+    buffer = resumed(10, last_due_s=97.0)
+
+    assert buffer.num_deposited(100.0) == 0
+    assert buffer.slack_s(100.0) == -2.0
+
+
+def test_counts_and_tokens_go_on_from_there() -> None:
+    buffer = resumed(4, last_due_s=105.5)
+    buffer.deliver(5, counted_s=100.6)
+    assert buffer.generated(11, now_s=101.0) is None
+
+    assert buffer.num_deposited(101.0) == 6
+    assert buffer.slack_s(101.0) == 6.5
+
+
+def test_of_what_is_late_only_the_time_here_is_this_engine_s() -> None:
+    buffer = resumed(10, last_due_s=97.0)  # the next token was due at 98
+    delay = buffer.generated(11, now_s=100.25)
+
+    assert delay is not None
+    assert delay.late_s == 0.25
+    delay = buffer.generated(12, now_s=101.75)
+    assert delay is not None
+    assert delay.late_s == 0.5
+
+
+def test_counts_of_text_that_goes_out_at_once_say_nothing_of_what_is_read() -> None:
+    level = ServiceLevel(consumption_rate_tps=1.0, release=Release.AT_ONCE)
+    buffer = RequestBuffer(level)
+    buffer.resumed(10, num_delivered=10, last_due_s=103.5, now_s=100.0)
+
+    assert buffer.num_deposited(100.0) == 4
+
+
+def test_while_nobody_reads_what_comes_nothing_is_in_hand() -> None:
+    buffer = RequestBuffer(ServiceLevel(consumption_rate_tps=1.0), reads=False)
+    buffer.resumed(10, num_delivered=10, last_due_s=99.0, now_s=100.0)
+    buffer.generated(11, now_s=101.0)
+    buffer.turned(11, reads=True, now_s=101.0)
+    buffer.generated(13, now_s=102.0)
+
+    assert buffer.num_deposited(102.0) == 1  # due at 102 and 103, behind thoughts
