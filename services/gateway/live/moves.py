@@ -321,7 +321,8 @@ class Moves:
         assert home is not None
         step, how = Step.BEGIN_AGAIN, Continued.IDENTICAL
         if before is not None and generation.num_generated:
-            step, how = Step.CONTINUE, how_continued(before, home)
+            sampling = generation.request.sampling
+            step, how = Step.CONTINUE, how_continued(before, home, sampling)
         generation.continuation.moved(how)
         metrics.MOVES.labels(loss.cause.value, step.value).inc()
         told = {
