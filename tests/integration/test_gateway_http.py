@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 import tomllib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -164,9 +165,11 @@ async def test_every_parameter_reaches_the_executor(client, executor) -> None:
         },
     )
 
+    assert abs(executor.submits[0].rendered_at_s - time.time()) < 600
     assert executor.submits == [
         executor_pb2.Submit(
             request_id=executor.submits[0].request_id,  # nobody else's
+            rendered_at_s=executor.submits[0].rendered_at_s,
             generation=1,
             fair_key="127.0.0.1",
             model=MODEL,

@@ -846,7 +846,7 @@ async def test_who_asks_by_evenflow_hears_of_moves(numerics, dtype, continued) -
     first, second = Machine(0), Machine(1, numerics=numerics)
     first.dtype = second.dtype = dtype
     turns = chat_body()["messages"]
-    asked = {"model": MODEL, "stream": True, "evenflow": {}}
+    asked = {"model": MODEL, "stream": True, "evenflow": {}, "seed": 1}
     bodies = {
         CHAT: asked | {"messages": turns},
         "/v1/completions": asked | {"prompt": "Once", "max_tokens": NUM_TOKENS},

@@ -7,6 +7,7 @@ from enum import Enum
 from services.gateway.errors import EngineFailedError, LeavingError, LinkStalledError
 from services.gateway.executors.routing import Candidate
 from services.gateway.types import Continued
+from services.generation.sampling_params import SamplingParams
 from services.kit.errors import ServiceError
 
 TRIAL_TOKENS = 32
@@ -98,8 +99,12 @@ def cause_of_move(error: ServiceError) -> MoveCause:
     return MoveCause.LINK
 
 
-def how_continued(before: Candidate, after: Candidate) -> Continued:
-    """Return what an answer is that goes on at another executor."""
+def how_continued(before: Candidate, after: Candidate, sampling: SamplingParams) -> Continued:
+    """Return what an answer is that goes on at another executor. What is drawn without a seed would
+    have been another one there, too.
+    """
+    if sampling.temperature and sampling.seed is None:
+        return Continued.VALID
     is_alike = before.numerics == after.numerics
     is_repeatable = before.is_repeatable and after.is_repeatable
     return Continued.IDENTICAL if is_alike and is_repeatable else Continued.VALID

@@ -180,7 +180,7 @@ class Moves:
 
     def _look(self) -> None:
         """Ask executors for those that wait, as many at a time as may be under way."""
-        num_free = MAX_UNDER_WAY - self._num_under_way
+        num_free = MAX_UNDER_WAY - self._num_under_way if self._routes.candidates() else 0
         for request_id in sorted(self._lost, key=self._dry_s):
             live, loss = self._live.get(request_id), self._lost[request_id]
             if live is None or live.generation.is_over:
@@ -225,7 +225,7 @@ class Moves:
         with which they go on elsewhere.
         """
         leaving = {link.address for link in self._routes.links.values() if link.is_leaving}
-        if not leaving or self._limits.timeout_s <= 0:
+        if not leaving or self._limits.timeout_s <= 0 or not self._routes.candidates():
             return
         num_free = MAX_UNDER_WAY - self._num_under_way
         for request_id in sorted(self._live, key=self._dry_s):
@@ -321,7 +321,8 @@ class Moves:
         assert home is not None
         step, how = Step.BEGIN_AGAIN, Continued.IDENTICAL
         if before is not None and generation.num_generated:
-            step, how = Step.CONTINUE, how_continued(before, home)
+            sampling = generation.request.sampling
+            step, how = Step.CONTINUE, how_continued(before, home, sampling)
         generation.continuation.moved(how)
         metrics.MOVES.labels(loss.cause.value, step.value).inc()
         told = {

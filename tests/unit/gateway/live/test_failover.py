@@ -22,6 +22,7 @@ from services.gateway.live.failover import (
     is_on_trial,
 )
 from services.gateway.types import Continued
+from services.generation.sampling_params import SamplingParams
 
 LIMITS = FailoverLimits(timeout_s=60.0)
 OFF = FailoverLimits(timeout_s=0.0)
@@ -165,8 +166,11 @@ def test_unequal_numerics_are_for_the_operator_to_allow() -> None:
 )
 def test_identical_is_said_only_where_it_holds_at_both(overrides, continued) -> None:
     other = make_candidate(**overrides)
-    assert how_continued(HOME, other) is continued
-    assert how_continued(other, HOME) is continued
+    for sampling in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, seed=0)):
+        assert how_continued(HOME, other, sampling) is continued
+        assert how_continued(other, HOME, sampling) is continued
+    unseeded = SamplingParams(temperature=1.0)
+    assert how_continued(HOME, other, unseeded) is Continued.VALID
 
 
 @pytest.mark.parametrize(
