@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-exact test-layerwise test-engines test-drawn test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
+.PHONY: help lock setup proto lint types models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-chaos test-exact test-layerwise test-engines test-drawn test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -109,6 +109,9 @@ test-client-programs: $(if $(PREPARED),,setup) $(NODE_STAMP) ## Claude Code, Cod
 test-executors: $(STACK_NEEDS) ## executors in processes of their own
 	$(PYTEST) $(JUNIT)/executors.xml tests/executors
 
+test-chaos: $(STACK_NEEDS) ## executors that die, hang, leave and are cut off at random, under many requests
+	$(PYTEST) $(JUNIT)/chaos.xml -s tests/chaos
+
 test-e2e: $(STACK_NEEDS) ## all processes, through the gateway
 	$(PYTEST) $(JUNIT)/e2e.xml tests/e2e
 
@@ -138,7 +141,7 @@ kernels: setup
 # Three suites at a time, the longest first: two leave a third of both cores idle, while engines start and readers wait.
 test: setup ## everything that must pass (15 to 30 minutes on two cores)
 	$(MAKE) --jobs=2 --output-sync=line lint types reference executor-reference kernels
-	$(MAKE) --jobs=3 --keep-going --output-sync=line PREPARED=yes test-engines test-layerwise test-executors test-e2e \
+	$(MAKE) --jobs=3 --keep-going --output-sync=line PREPARED=yes test-engines test-layerwise test-executors test-e2e test-chaos \
 	  test-integration test-unit test-drawn
 
 .PHONY: product-parallel product-single product-failures
