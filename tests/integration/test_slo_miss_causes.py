@@ -31,6 +31,7 @@ from services.executor.request_tag import to_extra_args
 from services.executor.scheduler import reader_state
 from services.executor.scheduler.plain.plain_scheduler import EvenflowScheduler
 from services.executor.serving.step_stream import Acceptance, StepStream
+from services.gateway.errors import LinkBrokenError
 from services.gateway.executors.inflight import InflightRequests
 from services.gateway.live.generation import Generation
 from services.gateway.live.pacer import Pacer
@@ -160,8 +161,9 @@ class Way:
     def taken(self) -> None:
         """Do nothing: it is taken already."""
 
-    def lost(self, error: ServiceError) -> ServiceError:
-        return error
+    def lost(self, error: ServiceError) -> None:
+        """Have it go on: with the same scheduler, which knows nothing of it."""
+        self.generation.continuation.gap_since_s = self.world()
 
     def progressed(self, num_delivered: int) -> None:
         """Do nothing: without a planner nobody asks."""
@@ -299,6 +301,13 @@ async def lose_the_network(one: Way, trouble_s: float) -> None:
     one.network_s = 0.0
 
 
+async def lose_the_executor(one: Way, trouble_s: float) -> None:
+    await one.world.pass_until(one.world() + 0.01)  # nothing is on its way
+    one.generation.failed(LinkBrokenError())
+    await one.world.pass_until(one.world() + trouble_s)
+    await one.step()
+
+
 TROUBLES: Mapping[Cause, Callable[[Way, float], Awaitable[None]]] = {
     Cause.QUEUE: wait_in_line,
     Cause.PROMPTS: meet_a_prompt,
@@ -307,6 +316,7 @@ TROUBLES: Mapping[Cause, Callable[[Way, float], Awaitable[None]]] = {
     Cause.PLANNER: run_too_long_a_step,
     Cause.READER: stop_reading,
     Cause.NETWORK: lose_the_network,
+    Cause.FAILOVER: lose_the_executor,
 }
 
 
