@@ -58,6 +58,10 @@ class KVState:
         return self.first
 
     @property
+    def num_side_tokens(self) -> int:
+        return 0
+
+    @property
     def num_own_tokens(self) -> int:
         return self.num_tokens - self.first * self.geometry.block_size
 

@@ -117,7 +117,7 @@ def test_pauses_parks_and_aborts(named: tuple[str, StepRunner]) -> None:
 
 
 def assert_sides_are_whole(runner: StepRunner) -> None:
-    assert runner.scheduler.sides.num_owned == 0
+    assert runner.scheduler.block_owner.sides.num_owned == 0
 
 
 # -- what is wrong is noticed --------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_a_window_that_ends_a_block_early_is_noticed(
 ) -> None:
     name, runner = named
     size = runner.scheduler.block_owner.geometry.block_size
-    sides: SideGroups = runner.scheduler.sides
+    sides: SideGroups = runner.scheduler.block_owner.sides
     monkeypatch.setattr(sides, "windows", tuple(window - size for window in sides.windows))
 
     assert len(differing(name, runner)) >= len(MIXED) // 2
@@ -159,7 +159,7 @@ def test_side_blocks_that_are_taken_past_the_pools_keeper_are_noticed(
 ) -> None:
     """What their last owner left is then behind the rows' ends: NaN times zero is NaN."""
     name, runner = named
-    sides: SideGroups = runner.scheduler.sides
+    sides: SideGroups = runner.scheduler.block_owner.sides
     monkeypatch.setattr(sides, "_blocks", TakesUncleared(sides._blocks))
 
     assert differing(name, runner)

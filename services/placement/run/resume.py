@@ -58,6 +58,7 @@ class ParkedRequest:
     num_host_tokens: int  # leading ones whose KV is on the host
     load_bytes: int  # of the layers that have room in the pool
     num_left: int  # tokens that it may still generate, >= 1
+    first_bytes: int = 0  # of what must be there before it runs, whatever stays on the host
     found_bytes: int = 0  # of those to be loaded, what free blocks of the pool still hold
     num_shared_tokens: int = 0  # leading ones that others have in the pool
 
@@ -75,8 +76,11 @@ def resume_costs(parked: ParkedRequest, engine: LinkAndStep) -> dict[ResumeWay, 
     step_s = max(engine.step_s, step_load_s, 1e-9)
     background_share = max(MIN_LINK_SHARE, 1.0 - step_load_s / step_s)
     copied_bytes = parked.load_bytes - parked.found_bytes
-    queued_bytes = copied_bytes + (engine.queue_bytes if copied_bytes else 0)
-    back_s = queued_bytes / (engine.h2d_bytes_per_s * background_share)
+    background_bytes_per_s = engine.h2d_bytes_per_s * background_share
+    moved_bytes = copied_bytes + parked.first_bytes
+    queued_bytes = moved_bytes + (engine.queue_bytes if moved_bytes else 0)
+    back_s = queued_bytes / background_bytes_per_s
+    first_s = (queued_bytes - copied_bytes) / background_bytes_per_s if parked.first_bytes else 0.0
     num_steps = math.ceil(back_s / step_s - 1e-9)  # that end before all that has room is back
     load_s = num_steps * step_s if engine.num_running else back_s  # an idle engine looks at once
     num_staged = min(num_steps, parked.num_left)
@@ -86,7 +90,7 @@ def resume_costs(parked: ParkedRequest, engine: LinkAndStep) -> dict[ResumeWay, 
         ResumeWay.LOAD: load_s + num_delayed * tail_s,
         ResumeWay.RECOMPUTE: num_delayed
         * engine.prompt.seconds(parked.num_shared_tokens, parked.num_tokens),
-        ResumeWay.HOST_RESIDENT: num_delayed * (tail_s + stalls_s),
+        ResumeWay.HOST_RESIDENT: first_s + num_delayed * (tail_s + stalls_s),
     }
 
 
