@@ -1,5 +1,7 @@
 """The block formula, by hand and against what it stands for."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,8 @@ from services.placement.blocks import (
     min_request_blocks,
     num_request_blocks,
     side_blocks,
+    side_copy_blocks,
+    side_copy_positions,
 )
 
 EIGHT_GROUPS = BlockGeometry(num_groups=8, block_size=32)
@@ -76,6 +80,19 @@ def test_side_groups_take_a_window_and_what_is_in_flight(
     num_tokens: int, num_new_tokens: int, expected: int
 ) -> None:
     assert side_blocks(SIDES, num_tokens=num_tokens, num_new_tokens=num_new_tokens) == expected
+
+
+@pytest.mark.parametrize("num_tokens", [1, 31, 32, 63, 64, 65, 200, 224])
+def test_what_goes_with_a_request_is_what_its_next_token_attends_to(num_tokens: int) -> None:
+    geometry = replace(SIDES, side_windows=(40, STATE))
+    *opened, window, state = side_copy_positions(geometry, num_tokens=num_tokens)
+    first = max(0, num_tokens - 39)  # of the tokens before it, 39 at most
+
+    assert opened == [range(num_tokens // 32, -(-num_tokens // 32))] * 2
+    assert (window[0], window[-1]) == (first // 32, (num_tokens - 1) // 32)
+    assert state == range(1)
+    copied = sum(map(len, (*opened, window, state)))
+    assert copied <= side_copy_blocks(geometry, num_tokens=num_tokens)
 
 
 def test_without_side_groups_there_are_none() -> None:

@@ -218,6 +218,20 @@ def test_without_room_for_all_of_it_a_request_leaves_at_once_and_keeps_nothing()
     assert sim.owner.host.num_used == 0
 
 
+def test_a_full_block_that_finds_no_room_is_not_waited_for() -> None:
+    sim = Simulation(seed=1, depth=0, max_mirrored=0, windows=WINDOWS, num_slots=4 * 5 + 10)
+    request = grown(sim, 21, num_slots=20)
+    assert not sim.transfers.may_leave(request)
+    assert sim.admit(RESIDENT, num_slots=10).mirrored  # one that does not leave
+
+    settled(sim)
+
+    assert request.num_host_blocks < 5
+    assert sim.transfers.may_leave(request)
+    sim.park(request.request_id)
+    assert request.record.kv is None
+
+
 def test_a_copy_that_fails_on_its_way_out_leaves_nothing_to_wait_for() -> None:
     sim = Simulation(seed=1, depth=0, windows=WINDOWS)
     request = grown(sim, 21)
