@@ -870,7 +870,7 @@ MUTATIONS = (
     Mutation(
         "a request waits for copies that were refused",
         f"{EXECUTOR}/blocks/transfers/transfers.py",
-        "not (kv.mirrored and is_ordered)",
+        "copy.step > 0 and not is_ordered",
         "False",
         SIDE_COPIES,
     ),

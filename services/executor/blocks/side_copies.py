@@ -23,10 +23,12 @@ from services.placement.blocks import BlockGeometry, side_blocks, side_copy_posi
 class SideCopies:
     """Makes side copies, and brings them back.
 
-    copies.begin(kv)  # it is in no step; `plan` has the orders
-    copies.is_kept(kv)  # after `confirm`: it may leave
-    copies.bring_back(kv, max_blocks=40)
-    copies.show(kv)  # after `arrive`: its rows have it again
+        copies.begin(kv)  # it is in no step; `plan` has the orders
+        copies.is_kept(kv)  # after `confirm`: it may leave
+        copies.bring_back(kv, max_blocks=40)
+        copies.show(kv)  # after `arrive`: its rows have it again
+
+    What it takes of pool and host, `BlockOwner` counts as the request's.
     """
 
     def __init__(

@@ -86,7 +86,8 @@ class Transfers:
         owner, copies = self.owner, self.owner.side_copies
         if not copies.are_needed or copies.is_kept(kv):
             return True
-        if kv.side_copy is None or kv.side_copy.num_tokens != kv.num_tokens:
+        copy = kv.side_copy
+        if copy is None or copy.num_tokens != kv.num_tokens:
             copies.drop(kv)
             if not copies.begin(kv):
                 return True
@@ -94,9 +95,11 @@ class Transfers:
             owner.offload(kv, range(len(kv.groups)))
             self.write_through.note(kv)
             return False
+        if copy.stage is SideStage.FAILED or not kv.mirrored:
+            return True
         # Copies of full blocks that were refused, or are to be ordered anew: it does not wait.
         is_ordered = all(group.num_saves_sent >= kv.num_full_blocks for group in kv.groups)
-        return kv.side_copy.stage is SideStage.FAILED or not (kv.mirrored and is_ordered)
+        return copy.step > 0 and not is_ordered
 
     def absorb(self, feedback: StepFeedback) -> None:
         """Take in what the ranks have completed."""

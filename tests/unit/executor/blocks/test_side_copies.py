@@ -222,6 +222,7 @@ def test_a_full_block_that_finds_no_room_is_not_waited_for() -> None:
     sim = Simulation(seed=1, depth=0, max_mirrored=0, windows=WINDOWS, num_slots=4 * 5 + 10)
     request = grown(sim, 21, num_slots=20)
     assert not sim.transfers.may_leave(request)
+    assert not sim.transfers.may_leave(request)  # nor if it is asked again before the next step
     assert sim.admit(RESIDENT, num_slots=10).mirrored  # one that does not leave
 
     settled(sim)
