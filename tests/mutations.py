@@ -23,6 +23,7 @@ TRUNKS = ("tests/unit/executor/blocks/sharing/test_trunks.py",)
 IN_POOL_ONLY = ("tests/unit/executor/blocks/sharing/test_in_pool_only.py",)
 PLANNED_TRUNKS = ("tests/unit/planner/policy/test_prefixes.py",)
 SIDES = ("tests/unit/executor/blocks/test_side_groups.py",)
+SIDE_COPIES = ("tests/unit/executor/blocks/test_side_copies.py",)
 ONE_KIND = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "gpt_oss and not asynchronous")
 STATES = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "zeroed")
 GOES_ON = ("tests/exact/test_resume.py", "-m", "not nightly", "-k", "in_its_cache")
@@ -571,16 +572,23 @@ MUTATIONS = (
     Mutation(
         "windows take no room of readers'",
         "services/placement/run/reader_capacity.py",
-        "engine.num_blocks // (num_blocks + num_side)",
-        "engine.num_blocks // num_blocks",
+        "num_blocks += side_blocks(",
+        "_ = side_blocks(",
         ("tests/unit/placement/run/test_reader_capacity.py",),
     ),
     Mutation(
         "a simulated request that gives way has its windows on the host",
         "simulator/memory/kv.py",
-        "        if self.geometry.side_windows:  # of which there are no copies\n",
+        "        if not (self.num_side_tokens or self.is_saved):\n",
         "        if False:\n",
         ("tests/unit/simulator/engine/test_sides.py",),
+    ),
+    Mutation(
+        "a simulated request leaves before its windows",
+        "simulator/memory/side_copies.py",
+        "    return kv.is_saved\n",
+        "    return True\n",
+        ("tests/unit/simulator/engine/test_sides.py", "-k", "parked"),
     ),
     Mutation(
         "side groups take no blocks of vLLM's simulated pool",
@@ -871,10 +879,80 @@ MUTATIONS = (
     ),
     Mutation(
         "a preempted request keeps copies without its windows",
-        f"{EXECUTOR}/scheduler/scheduler.py",
-        "            or self.sides is not None\n",
-        "",
-        ONE_KIND,
+        f"{EXECUTOR}/blocks/block_owner.py",
+        "not self.side_copies.is_kept(old) or not (num_kept or old.num_side_tokens)",
+        "not num_kept",
+        SIDE_COPIES,
+    ),
+    Mutation(
+        "a window leaves without its first block",
+        "services/placement/blocks.py",
+        "range(max(0, num_tokens - window + 1) // size, num_rows)",
+        "range(min(num_rows, max(0, num_tokens - window + 1) // size + 1), num_rows)",
+        SIDE_COPIES,
+    ),
+    Mutation(
+        "open blocks stay behind",
+        "services/placement/blocks.py",
+        "[range(num_tokens // size, num_rows)] * geometry.num_groups",
+        "[range(0)] * geometry.num_groups",
+        SIDE_COPIES,
+    ),
+    Mutation(
+        "a request leaves before its full blocks are copied",
+        f"{EXECUTOR}/blocks/side_copies.py",
+        "kv.mirrored and kv.num_host_blocks == kv.num_full_blocks",
+        "kv.mirrored",
+        SIDE_COPIES,
+    ),
+    Mutation(
+        "a request leaves before its windows are copied",
+        f"{EXECUTOR}/blocks/side_copies.py",
+        "0 < copy.step <= saved_step",
+        "0 < copy.step",
+        SIDE_COPIES,
+    ),
+    Mutation(
+        "a copy outlives the next step",
+        f"{EXECUTOR}/blocks/transfers/transfers.py",
+        "                owner.side_copies.drop(kv)",
+        "                pass",
+        SIDE_COPIES,
+    ),
+    Mutation(
+        "a request wakes up before its windows are back",
+        f"{EXECUTOR}/blocks/transfers/moves.py",
+        "not copies.is_coming(kv)",
+        "True",
+        SIDE_COPIES,
+    ),
+    Mutation(
+        "windows that failed to leave come back",
+        f"{EXECUTOR}/blocks/transfers/losses.py",
+        "self._owner.side_copies.fail(feedback.failed_saves)",
+        "pass",
+        SIDE_COPIES,
+    ),
+    Mutation(
+        "windows that failed to come back are waited for",
+        f"{EXECUTOR}/blocks/transfers/losses.py",
+        "if kv is not None:  # it waits for all of it",
+        "if False:",
+        SIDE_COPIES,
+    ),
+    Mutation(
+        "a request waits for copies that were refused",
+        f"{EXECUTOR}/blocks/transfers/transfers.py",
+        "copy.step > 0 and not is_ordered",
+        "False",
+        SIDE_COPIES,
+    ),
+    Mutation(
+        "windows on the host cost parked requests nothing",
+        "services/placement/run/resume.py",
+        "ResumeWay.HOST_RESIDENT: waits_s(first_bytes) + num_delayed",
+        "ResumeWay.HOST_RESIDENT: num_delayed",
+        ("tests/unit/placement/run/test_resume.py",),
     ),
     Mutation(
         "prefixes without their windows",
@@ -905,10 +983,10 @@ MUTATIONS = (
         ("tests/unit/simulator/engine/test_guard.py",),
     ),
     Mutation(
-        "run policies count on copies without windows",
+        "run policies do not know what left beside full blocks",
         f"{CONTROL}/admission.py",
-        "if self._engine.shape.side_windows:",
-        "if False:",
+        "return max(num_blocks * self._engine.shape.block_size, kv.num_side_tokens)",
+        "return num_blocks * self._engine.shape.block_size",
         ("tests/unit/simulator/engine/test_engine.py", "-k", "never_leave"),
     ),
     Mutation(

@@ -135,6 +135,7 @@ class Crowded:
             record.kv = SimpleNamespace(
                 mirrored=True,
                 num_host_blocks=num_host_blocks,
+                num_side_tokens=0,
                 trunks=(),
                 num_shared=0,
                 offloaded=(),

@@ -22,9 +22,7 @@ class FormulaCheck:
         num_orphaned = sum(map(len, owner.restores.orphans.values()))
         num_deferred = sum(len(blocks) for _, blocks in scheduler.deferred_frees)
         num_taken = owner.pool.num_gpu_blocks - 1 - owner.pool.get_num_free_blocks()
-        num_held = owner.quarantine.num_unowned_blocks
-        if scheduler.sides is not None:
-            num_held += scheduler.sides.num_owned
+        num_held = owner.quarantine.num_unowned_blocks + owner.sides.num_owned
         assert sum(expected) + num_orphaned + num_deferred + num_held == num_taken
 
     def _of_holder(self, holder: Holder, geometry: BlockGeometry) -> int:

@@ -172,18 +172,12 @@ class Admission(Generic[RequestT, KVT]):
         )
 
     def _num_host_tokens(self, request: RequestT, record: RequestRecord[KVT]) -> int:
-        """Return how many leading tokens have a complete copy on the host, cached or its own.
-
-        None where some layers' KV is never copied: whoever leaves is computed again.
-        """
-        if self._engine.shape.side_windows:
-            return 0
+        """Return how many leading tokens have a complete copy on the host, cached or its own."""
         kv = record.kv
         if kv is None:
-            num_blocks = len(self._order.cached_prefix(request))
-        else:
-            num_blocks = kv.num_host_blocks if kv.mirrored else 0
-        return num_blocks * self._engine.shape.block_size
+            return len(self._order.cached_prefix(request)) * self._engine.shape.block_size
+        num_blocks = kv.num_host_blocks if kv.mirrored else 0
+        return max(num_blocks * self._engine.shape.block_size, kv.num_side_tokens)
 
 
 def run_policy_of(options: ControllerOptions) -> Run | None:

@@ -76,6 +76,10 @@ class KV(Protocol):
         """Leading blocks with a complete host copy in every group."""
 
     @property
+    def num_side_tokens(self) -> int:
+        """Tokens up to which windows, states and open blocks are on the host; 0: they are not."""
+
+    @property
     def num_rows(self) -> int:
         """Blocks of a row, the open one included."""
 

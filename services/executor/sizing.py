@@ -8,7 +8,7 @@ from vllm.utils.cpu_resource_utils import get_cgroup_memory_limit
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, KVCacheSpec, MambaSpec
 
 from services.executor.kv_options import AUTO, FREE_MEMORY_SHARE, KVOptions
-from services.placement.blocks import STATE, BlockGeometry
+from services.placement.blocks import STATE, BlockGeometry, side_copy_blocks
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -68,9 +68,11 @@ def num_host_slots(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> in
     options = KVOptions.of(config)
     if options.host_bytes != AUTO:
         return options.host_bytes // block_bytes(kv_cache_config)
-    groups = offloadable_groups(kv_cache_config)
-    num_longest = config.model_config.max_model_len // groups[0].kv_cache_spec.block_size
-    return int(max(HOST_POOLS * kv_cache_config.num_blocks, len(groups) * num_longest))
+    geometry = block_geometry(config, kv_cache_config)
+    num_tokens = config.model_config.max_model_len
+    num_longest = geometry.num_groups * (num_tokens // geometry.block_size)
+    num_longest += side_copy_blocks(geometry, num_tokens=num_tokens)
+    return int(max(HOST_POOLS * kv_cache_config.num_blocks, num_longest))
 
 
 def num_affordable_slots(

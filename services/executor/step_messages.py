@@ -76,7 +76,10 @@ class LoadTableUpdate:
 
 @dataclass(frozen=True, slots=True)
 class SaveOrder:
-    """Full blocks to copy to the host once the group has run in this step."""
+    """Blocks to copy to the host: full ones, or what goes with a request that is in no step.
+
+    After the group has run in this step; of groups that no layer waits for, before the layers.
+    """
 
     request_id: str
     group: int

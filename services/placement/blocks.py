@@ -13,7 +13,8 @@ A caller adds what is in transit: full blocks whose host copy is not yet complet
 blocks of a group that is being restored.
 
 Where a model has layers that keep less than all KV, their groups are *side groups*: always in the
-pool, whatever the placement. A request owns in each of them at most what `side_blocks` says.
+pool, whatever the placement. A request owns in each of them at most what `side_blocks` says. Who
+leaves the pool takes what `side_copy_blocks` says of the host, beside its full blocks.
 """
 
 from dataclasses import dataclass
@@ -78,6 +79,27 @@ def side_blocks(geometry: BlockGeometry, *, num_tokens: int, num_new_tokens: int
         1 if window == STATE else min(num_rows, -(-(window - 1 + num_in_flight) // size) + 1)
         for window in geometry.side_windows
     )
+
+
+def side_copy_positions(geometry: BlockGeometry, *, num_tokens: int) -> list[range]:
+    """Return which blocks a request takes with it when it leaves, beside its full ones.
+
+    By group, side groups last: the open block; what the next token attends to; a state.
+    """
+    size, side_size = geometry.block_size, geometry.window_block_size
+    opened = [range(num_tokens // size, -(-num_tokens // size))] * geometry.num_groups
+    return opened + [
+        range(1)
+        if window == STATE
+        else range(max(0, num_tokens - window + 1) // side_size, -(-num_tokens // side_size))
+        for window in geometry.side_windows
+    ]
+
+
+def side_copy_blocks(geometry: BlockGeometry, *, num_tokens: int) -> int:
+    """Return the most slots of the host that a request of so many tokens takes for these."""
+    num_side = side_blocks(geometry, num_tokens=num_tokens, num_new_tokens=0)
+    return num_side + geometry.num_groups if num_side else 0
 
 
 def min_request_blocks(geometry: BlockGeometry, *, num_tokens: int) -> int:

@@ -13,7 +13,6 @@ from services.control.admission import run_policy_of
 from services.control.kv import holders_of
 from services.control.measures.rates import Rates
 from services.control.measures.step_timing import CopyTime, LinkCalibration, StepTiming
-from services.control.requests.life import State
 from services.control.requests.request_record import Stage
 from services.control.step_loop import StepLoop
 from services.control.types import ScheduledStep, Trigger
@@ -236,7 +235,7 @@ class Engine:
         if not self.scheduler.running and not self.scheduler.waiting:
             self.residency.add(sample_of(self.scheduler, now_s))
             return []
-        if any(one.record.state is State.LEAVING for one in self.scheduler.running):
+        if self.scheduler.sends_away:
             return [Woke(time_s=now_s)]  # its token has come
         since_s = (request.record.held_since_s for request in self.scheduler.running)
         paused_s = [begun_s for begun_s in since_s if begun_s is not None]
@@ -248,7 +247,7 @@ class Engine:
         running = self.scheduler.running
         asleep = [one for one in running if any(kv.asleep for kv in holders_of([one.kv]))]
         if asleep:  # nobody runs for want of what it holds
-            self.scheduler.preempt(asleep[-1], now_s)
+            self.scheduler.leave(asleep[-1], now_s)
             return [Woke(time_s=now_s)]
         if self.scheduler.put_back_last():
             return [Woke(time_s=now_s)]

@@ -33,6 +33,7 @@ from simulator.device.copies import Lane
 from simulator.engine.seam import SimulatedEngine
 from simulator.engine.turns import Turn
 from simulator.engine.vllm import VllmPool
+from simulator.memory import side_copies
 from simulator.memory.host import COLUMNS, HostLedger
 from simulator.memory.kv import KVState
 from simulator.memory.moves import CountedMoves, num_host_blocks, num_shared_slots
@@ -53,7 +54,7 @@ class Scheduler:
         rates: Callable[[], Rates],
     ) -> None:
         """`vllm`: where no KV may leave the pool; `rates`: measured so far."""
-        self.shape, self._vllm = shape, vllm
+        self.shape, self._vllm, self._d2h = shape, vllm, d2h
         self.offloads = vllm is None and shape.num_host_blocks > 0
         self.geometry = shape.geometry
         self.pool = vllm.blocks if vllm else PoolLedger(num_blocks=shape.num_blocks)
@@ -136,7 +137,18 @@ class Scheduler:
         for request in list(self.running):
             is_leaving = request.record.state is State.LEAVING
             if is_leaving and request not in self.in_flight:
-                self.preempt(request, now_s)
+                self.leave(request, now_s)
+
+    @property
+    def sends_away(self) -> bool:
+        """Return whether requests leave that wait for no copy."""
+        leaving = (one for one in self.running if one.record.state is State.LEAVING)
+        return any(not side_copies.is_leaving(one.kv) for one in leaving)
+
+    def leave(self, request: SimulatedRequest, now_s: float) -> None:
+        """Preempt a request, as soon as what it takes with it is on the host."""
+        if side_copies.may_leave(request.kv, self._d2h, self.shape.block_bytes):
+            self.preempt(request, now_s)
 
     def take_in_copies(self) -> int:
         """Act on copies that are complete; return how many groups are back."""
@@ -321,6 +333,8 @@ class Scheduler:
         request.preempt(now_s)
         if request.kv.mirrored:
             num_slots = self.geometry.num_groups * request.kv.num_host_blocks
+            if request.kv.num_side_tokens:
+                num_slots += side_copies.num_blocks(request.kv, request.kv.num_side_tokens)
             self.host.set_owned(request.request_id, num_slots - num_shared_slots(request.kv))
         self.waiting.appendleft(request)
         self.preempted.append(request)
@@ -330,7 +344,9 @@ class Scheduler:
 
         One that is alone is computed again. False if nobody who waits has blocks.
         """
-        preparing = [one for one in self.waiting if one.kv.num_owned or one.kv.trunks]
+        preparing = [
+            one for one in self.waiting if self.pool.owned.get(one.request_id) or one.kv.trunks
+        ]
         if len(preparing) == 1:
             preparing[0].record.way = None
             self.moves.drop(preparing[0].kv)

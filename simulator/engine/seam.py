@@ -56,7 +56,7 @@ class SimulatedEngine:
         return self._scheduler.num_places
 
     def need_of(self, request: SimulatedRequest) -> Need[KVState]:
-        num_processed = request.num_computed_tokens
+        num_processed = max(request.num_computed_tokens, request.kv.num_side_tokens)
         return Need(request.record, request.num_tokens, num_processed_tokens=num_processed)
 
     def park(self, record: RequestRecord[KVState]) -> None:

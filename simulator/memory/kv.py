@@ -11,7 +11,8 @@ to the buffers. A group on its way back owns its whole row already; one that lea
 counted with a block more than the executor has. A request that does not run may be *asleep*:
 without buffers. Leading positions of one with nothing offloaded may be *uncached*: all groups share
 one block each, and every step computes them anew. Side groups, which never leave, are counted
-apart: where there are any, nothing is left of a request that gives way, and no two share anything.
+apart: where there are any, who gives way before they are on the host (`side_copies.py`) keeps
+nothing, and no two share anything.
 """
 
 from collections import deque
@@ -42,7 +43,10 @@ class KVState:
     num_uncached: int = 0  # leading positions that all groups share a block for
     asleep: bool = False  # does not run, and has no buffers
     mirrored: bool = False  # has room on the host
-    num_side_blocks: int = 0  # of the pool, in groups that never leave
+    num_side_blocks: int = 0  # of the pool, in groups that never leave, or for what comes with them
+    num_side_tokens: int = 0  # up to which windows, states and open blocks are on the host
+    side_save: CopyJob | None = None  # of these, since its last step
+    side_load: CopyJob | None = None  # while they come back
     # Per group, with those of its trunks, whether these are there or not:
     num_copied_blocks: int = 0  # leading ones, complete copies
     num_sent_blocks: int = 0  # leading ones, copies ordered
@@ -65,6 +69,12 @@ class KVState:
     def num_rows(self) -> int:
         """Blocks of a row, the open one included."""
         return -(-self.num_tokens // self.geometry.block_size)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether all of it is on the host, beside what its groups that never leave have."""
+        is_done = self.side_save is not None and self.side_save.done_s is not None
+        return is_done and self.num_host_blocks == self.num_full_blocks
 
     @property
     def num_own_rows(self) -> int:
@@ -173,7 +183,7 @@ class KVState:
 
     def _num_side(self, num_tokens: int) -> int:
         """Return the blocks of side groups once a step computes up to so many tokens."""
-        num_new = num_tokens - self.num_tokens
+        num_new = num_tokens - max(self.num_tokens, self.num_side_tokens)
         if num_new <= 0:
             return self.num_side_blocks
         return side_blocks(self.geometry, num_tokens=num_tokens, num_new_tokens=num_new)
@@ -190,6 +200,7 @@ class KVState:
     def grow(self, num_tokens: int) -> None:
         """Take the blocks of `num_new`."""
         self.num_side_blocks = self._num_side(num_tokens)
+        self.num_side_tokens, self.side_save = 0, None
         rows, more = self._rows(num_tokens)
         if more > 0 and self.offloaded:
             direct = self._direct_end(num_tokens)
@@ -273,9 +284,13 @@ class KVState:
 
     def parked(self) -> "KVState | None":
         """Return what is left of it out of the pool: positions that every group has a copy of."""
-        if self.geometry.side_windows:  # of which there are no copies
+        if not self.geometry.side_windows:
+            return on_host_only(self, self.num_host_blocks) if self.num_host_blocks else None
+        if not (self.num_side_tokens or self.is_saved):
             return None
-        return on_host_only(self, self.num_host_blocks) if self.num_host_blocks else None
+        kept = on_host_only(self, self.num_host_blocks)
+        kept.num_side_tokens = self.num_side_tokens or self.num_tokens
+        return kept
 
     def begin_restore(self, group: int, block_bytes: int, *, num_found: int = 0) -> CopyJob:
         """Take the blocks that a group comes back to; return its copy, to be submitted.
@@ -321,6 +336,8 @@ class KVState:
     def cancel_copies(self) -> None:
         """Let no copy begin any more."""
         self.cancel_restores()
+        for side in filter(None, (self.side_save, self.side_load)):
+            side.cancelled = True
         for job, _ in self.saves:
             job.give_up()
         self.saves.clear()

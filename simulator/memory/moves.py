@@ -7,9 +7,10 @@ from itertools import chain
 from services.control.requests.request_record import RequestRecord
 from services.control.room.moves import Loading
 from services.control.trunks import give_up, hold
-from services.placement.blocks import BlockGeometry
+from services.placement.blocks import BlockGeometry, side_copy_blocks
 from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import CopyJob, Lane
+from simulator.memory import side_copies
 from simulator.memory.host import HostLedger
 from simulator.memory.kv import KVState, Trunk
 from simulator.memory.pool import PoolLedger
@@ -124,7 +125,7 @@ class CountedMoves:
                 kv.seal()
                 self.refresh(kv)
         return self.pool.num_free > num_free or any(
-            kv.num_staging_groups and kv.saves for kv in self.all()
+            (kv.num_staging_groups and kv.saves) or side_copies.is_leaving(kv) for kv in self.all()
         )
 
     # -- the way back -------------------------------------------------------------------------
@@ -207,12 +208,18 @@ class CountedMoves:
 
     def load_on(self, kv: KVState, num_left: int) -> Loading:
         """One whole group after the other; those of trunks in steps come back by themselves."""
+        num_first = side_copies.num_lacking(kv)
+        if 0 < num_first <= num_left:
+            num_left -= side_copies.bring_back(kv, self.h2d, self._block_bytes)
+            self.refresh(kv)
         coming = [holder for holder in (*kv.trunks, kv) if holder.asleep]
         for holder in coming:
             num_left -= self._load(holder, num_left)
         return Loading(
-            is_complete=not any(holder.lacking or holder.restoring for holder in coming),
-            lacks_blocks=any(holder.lacking for holder in coming),
+            is_complete=not side_copies.is_coming(kv)
+            and not any(holder.lacking or holder.restoring for holder in coming),
+            lacks_blocks=side_copies.num_lacking(kv) > 0
+            or any(holder.lacking for holder in coming),
         )
 
     def _load(self, holder: KVState, num_left: int) -> int:
@@ -227,7 +234,11 @@ class CountedMoves:
         return num_taken
 
     def wake(self, kv: KVState) -> bool:
-        return self.trunks.wake(kv)
+        is_awake = self.trunks.wake(kv)
+        if is_awake and kv.side_load is not None:
+            side_copies.show(kv)
+            self.refresh(kv)
+        return is_awake
 
     def put_back(self, kv: KVState) -> None:
         request = self._request_of(kv)
@@ -251,7 +262,8 @@ class CountedMoves:
 def num_host_blocks(geometry: BlockGeometry, request: SimulatedRequest) -> int:
     """Return the host blocks that a request takes until its end."""
     total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
-    return geometry.num_groups * -(-total // geometry.block_size)
+    num_full = geometry.num_groups * -(-total // geometry.block_size)
+    return num_full + side_copy_blocks(geometry, num_tokens=total)
 
 
 def num_shared_slots(kv: KVState) -> int:

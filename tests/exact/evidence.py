@@ -1,6 +1,9 @@
 """What a run must have gone through before its tokens say anything."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
 
 from lab.engine.step_runner import Arrival, Outcome, StepRunner, first_difference
 from tests.exact.cases import num_groups
@@ -8,6 +11,32 @@ from tests.exact.cases import num_groups
 MIN_LAYER_LOADS = 1_000  # layers of requests loaded into staging
 MIN_REUSED_EVICTIONS = 20  # blocks that an offload gave back and somebody took again
 MIN_RANDOM_CHANGES = 200  # layer groups of requests that left the pool or came back
+
+
+class Returns:
+    """Listens who leaves drained, and with how many tokens each comes back."""
+
+    def __init__(self, runner: StepRunner, patch: pytest.MonkeyPatch) -> None:
+        self.num_back = self.num_recomputed_tokens = 0
+        self._left: dict[str, int] = {}
+        control = runner.scheduler.control
+        self._preempt, self._admitted = control.preempt, control.admitted
+        patch.setattr(control, "preempt", self._on_preempt)
+        patch.setattr(control, "admitted", self._on_admitted)
+
+    def _on_preempt(self, request: Any) -> None:
+        self._left[request.request_id] = request.num_computed_tokens
+        self._preempt(request)
+
+    def _on_admitted(self, requests: Iterable[Any], num_scheduled: Mapping[str, int]) -> None:
+        requests = list(requests)
+        for request in requests:
+            num_before = self._left.pop(request.request_id, None)
+            if num_before is not None:
+                num_there = request.num_computed_tokens - num_scheduled[request.request_id]
+                self.num_back += 1
+                self.num_recomputed_tokens += num_before - num_there
+        self._admitted(requests, num_scheduled)
 
 
 def assert_exact(

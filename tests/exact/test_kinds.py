@@ -1,7 +1,7 @@
 """Windows and states beside full attention: tokens identical to stock vLLM's.
 
-The layers with full attention leave the pool and come back; the others stay, slide, and are
-computed again with whoever is preempted. Freed and awaited blocks are NaN.
+The layers with full attention leave the pool and come back; the others stay, slide, and go with
+requests that are parked. Freed and awaited blocks are NaN.
 """
 
 from collections.abc import Iterator
@@ -10,15 +10,18 @@ from typing import Any
 
 import pytest
 
+from lab.engine.orders import park
 from lab.engine.step_runner import EngineCase, Outcome, StepRunner, first_difference
-from lab.engine.workloads import churn, fixed, holds, together, with_aborts
+from lab.engine.workloads import churn, fixed, holds, random_way, together, with_aborts
 from services.control.options import ControllerOptions
 from services.executor.blocks.side_groups import SideGroups
 from services.executor.copies.transfer_runner import TransferRunner
 from services.placement.blocks import RESIDENT, num_request_blocks, side_blocks
+from services.placement.run.resume import ResumeWay
 from tests.exact.cases import num_groups
 from tests.exact.evidence import (
     MIN_REUSED_EVICTIONS,
+    Returns,
     assert_pool_is_whole,
     assert_tokens,
     num_layer_loads,
@@ -29,6 +32,7 @@ from tests.exact.kinds import CASES, EVERY_COMMIT, WORKLOADS, kind_reference, st
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 
 MIXED, LONG = WORKLOADS["mixed"], WORKLOADS["long"]
+KEEPING = (ResumeWay.LOAD, ResumeWay.HOST_RESIDENT)  # what is on the host
 MIN_LOADS_OF_A_LAYER, MIN_CHANGES_OF_A_GROUP = 200, 12
 
 
@@ -101,11 +105,14 @@ def test_a_prompt_beyond_the_pool_is_answered(named: tuple[str, StepRunner]) -> 
     assert_sides_are_whole(runner)
 
 
-def test_pauses_parks_and_aborts(named: tuple[str, StepRunner]) -> None:
-    """Whoever is parked is computed again: nothing of him is on the host."""
+def test_pauses_parks_and_aborts(
+    named: tuple[str, StepRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is parked comes back at the very token; a window that has gone on is not there."""
     name, runner = named
     workload, counters = with_aborts(MIXED, seed=3), runner.scheduler.block_owner.counters
-    before = counters.copy()
+    before, returns = counters.copy(), Returns(runner, monkeypatch)
+    monkeypatch.setattr(runner.scheduler.line.resumes, "choose_way", random_way(6, KEEPING))
 
     outcome = runner.run(workload, hook=together(churn(6), holds(6)))
 
@@ -113,12 +120,31 @@ def test_pauses_parks_and_aborts(named: tuple[str, StepRunner]) -> None:
     assert outcome.num_preemptions >= 10
     assert counters.num_pauses - before.num_pauses >= 10
     assert counters.num_parks - before.num_parks >= 10
+    assert returns.num_back >= 10
+    assert returns.num_recomputed_tokens == 0
     assert_pool_is_whole(runner)
     assert_sides_are_whole(runner)
 
 
+@pytest.mark.nightly
+@of_engines("gpt_oss", "granite4")
+def test_a_thousand_parks(named: tuple[str, StepRunner], monkeypatch: pytest.MonkeyPatch) -> None:
+    name, runner = named
+    returns = Returns(runner, monkeypatch)
+    for seed in range(100):
+        monkeypatch.setattr(runner.scheduler.line.resumes, "choose_way", random_way(seed, KEEPING))
+
+        outcome = runner.run(MIXED, hook=together(churn(seed), holds(seed)))
+
+        assert outcome.tokens == kind_reference(name)["mixed"].tokens, seed
+        assert returns.num_recomputed_tokens == 0, seed
+        if returns.num_back >= 1_000:
+            return
+    raise AssertionError(f"{returns.num_back} parks")
+
+
 def assert_sides_are_whole(runner: StepRunner) -> None:
-    assert runner.scheduler.sides.num_owned == 0
+    assert runner.scheduler.block_owner.sides.num_owned == 0
 
 
 # -- what is wrong is noticed --------------------------------------------------------------------
@@ -150,10 +176,49 @@ def test_a_window_that_ends_a_block_early_is_noticed(
 ) -> None:
     name, runner = named
     size = runner.scheduler.block_owner.geometry.block_size
-    sides: SideGroups = runner.scheduler.sides
+    sides: SideGroups = runner.scheduler.block_owner.sides
     monkeypatch.setattr(sides, "windows", tuple(window - size for window in sides.windows))
 
     assert len(differing(name, runner)) >= len(MIXED) // 2
+
+
+class BringsBackLess:
+    """Of some groups' copies that come with a request the first block goes astray."""
+
+    def __init__(self, restores: Any, groups: range) -> None:
+        self._restores, self._groups = restores, groups
+        self.num_astray = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._restores, name)
+
+    def order(self, kv: Any, index: int, *args: Any) -> Any:
+        restore_id, blocks = self._restores.order(kv, index, *args)
+        if index in self._groups:
+            order = self._restores.orders._restores[restore_id]
+            order.block_ids[0] = self._restores.blocks.null.block_id
+            self.num_astray += 1
+        return restore_id, blocks
+
+
+@PLAIN
+@pytest.mark.parametrize("what", ["an open block", "a window or a state"])
+def test_what_does_not_come_back_is_noticed(
+    named: tuple[str, StepRunner], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    name, runner = named
+    owner, resumes = runner.scheduler.block_owner, runner.scheduler.line.resumes
+    num_groups, num_sides = owner.geometry.num_groups, len(owner.sides.windows)
+    first = 0 if what == "an open block" else num_groups
+    groups = range(first, first + (num_groups if what == "an open block" else num_sides))
+    restores = BringsBackLess(owner.restores, groups)
+    monkeypatch.setattr(owner.side_copies, "_restores", restores)
+    monkeypatch.setattr(resumes, "choose_way", random_way(6, KEEPING))
+
+    outcome = runner.run(MIXED, hook=holds(6, kinds=(park,)), check=False)
+
+    assert restores.num_astray >= 10
+    assert len(first_difference(kind_reference(name)["mixed"], outcome)) >= len(MIXED) // 2
 
 
 @GPT_OSS
@@ -162,7 +227,7 @@ def test_side_blocks_that_are_taken_past_the_pools_keeper_are_noticed(
 ) -> None:
     """What their last owner left is then behind the rows' ends: NaN times zero is NaN."""
     name, runner = named
-    sides: SideGroups = runner.scheduler.sides
+    sides: SideGroups = runner.scheduler.block_owner.sides
     monkeypatch.setattr(sides, "_blocks", TakesUncleared(sides._blocks))
 
     assert differing(name, runner)

@@ -99,7 +99,8 @@ class CapacityGuard(Generic[KVT]):
         # and begun anew step after step.
         self._num_kept_free = self.num_spare + self.num_blocks_of_next_step(running)
         for share, num_blocks in zip(shares[num_running:], num_needed[num_running:], strict=True):
-            num_owned = 0 if share.kv is None else share.kv.num_owned
+            kv = share.kv
+            num_owned = 0 if kv is None else kv.num_owned + self._num_side_of([kv])
             self._num_kept_free += max(0, num_blocks - num_owned)
         for share, least, most in zip(shares[:num_running], tight, roomy, strict=False):
             kv = share.kv
@@ -159,11 +160,11 @@ class CapacityGuard(Generic[KVT]):
         num_new = num_tokens - need.num_processed_tokens
         return side_blocks(self._moves.geometry, num_tokens=num_tokens, num_new_tokens=num_new)
 
-    def _num_side_of(self, idle: Iterable[Any]) -> int:
-        """Return the blocks of such groups that idle requests keep."""
+    def _num_side_of(self, kvs: Iterable[Any]) -> int:
+        """Return the blocks of such groups that requests have."""
         if not self._moves.geometry.side_windows:
             return 0
-        return sum(map(self._moves.num_side_blocks, idle))
+        return sum(map(self._moves.num_side_blocks, kvs))
 
     def _num_movable(self, idle: Sequence[Any]) -> int:
         """Return the blocks that are not kept by idle requests when all that can be taken is."""

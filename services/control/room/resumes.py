@@ -2,7 +2,7 @@
 
 A parked request waits in the queue. While it is prepared it owns blocks and is passed over; when it
 is awake, it is admitted with all tokens computed that came from the host. Its last, partly filled
-block is recomputed: less than a block of tokens.
+block is recomputed: less than a block of tokens. Where groups keep windows or states it came, too.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -15,6 +15,7 @@ from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import CapacityGuard, Need
 from services.control.room.moves import ReturnMoves
+from services.placement.blocks import side_copy_blocks
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import (
     LinkAndStep,
@@ -65,9 +66,11 @@ class Resumes(Generic[KVT]):
         group_bytes = (kv.num_rows - kv.num_shared) * self.block_bytes
         parked = ParkedRequest(
             num_tokens=need.num_tokens,
-            num_host_tokens=kv.num_tokens,
+            num_host_tokens=max(kv.num_tokens, kv.num_side_tokens),
             num_shared_tokens=kv.num_shared * self._moves.geometry.block_size,
             load_bytes=len(loaded) * group_bytes,
+            first_bytes=side_copy_blocks(self._moves.geometry, num_tokens=kv.num_side_tokens)
+            * self.block_bytes,
             found_bytes=self._moves.num_to_find(kv, loaded) * self.block_bytes,
             num_left=max(1, num_left),
         )
@@ -148,7 +151,9 @@ class Resumes(Generic[KVT]):
         Nothing is copied: all that a request in the queue has is on the host.
         """
         kv = record.kv
-        if kv is None or not (kv.num_owned or kv.trunks):
+        if kv is None:
+            return False
+        if not (kv.num_owned or kv.trunks or self._moves.num_side_blocks(kv)):
             return False
         record.way = None
         self._moves.put_back(kv)

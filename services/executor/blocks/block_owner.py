@@ -30,6 +30,8 @@ from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
 from services.executor.blocks.sharing.publishing import Publishing
 from services.executor.blocks.sharing.trunks import Trunks, leave_found
+from services.executor.blocks.side_copies import SideCopies
+from services.executor.blocks.side_groups import SideGroups
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
 from services.executor.blocks.uncached import UncachedPrefixes
@@ -72,6 +74,8 @@ class BlockOwner:
         self.quarantine = Quarantine(self.blocks, host)
         self.staging = StagingBuffers(self.blocks, orders)
         self.restores = Restores(self.blocks, orders, self.staging, self.counters)
+        self.sides = SideGroups(self.blocks, geometry)
+        self.side_copies = SideCopies(self.sides, host, self.restores, geometry)
         self.growth = Growth(self.blocks, host, self.staging, block_size=geometry.block_size)
         self.uncached = UncachedPrefixes(self.blocks, orders, self.staging)
         self.seals = Seals(self.blocks, orders, self.staging, self.counters)
@@ -164,12 +168,13 @@ class BlockOwner:
         del self.kvs[kv]
         for index in range(len(kv.groups)):
             self.restores.cancel(kv, index)
+        self.side_copies.drop(kv)
         blocks = [*kv.owned_blocks(), *self.trunks.leave(kv)]
         self.uncached.forget(kv)
         self._give_back_slots(kv)
         self.orders.drop_request(kv.request_id, num_kept=num_kept)
         self.blocks.poison(blocks)
-        return blocks
+        return [*blocks, *self.sides.pop(kv.request_id)]
 
     def _leave(self, kv: RequestKV) -> None:
         """Let others find the KV of its columns in the blocks where it is.
@@ -195,14 +200,16 @@ class BlockOwner:
     def park(self, old: RequestKV) -> list[KVCacheBlock]:
         """Take a request out of the pool and return its blocks, as `pop`; keep its host copies.
 
-        What has no complete copy in every group is forgotten; without any copy, all of it is.
+        What has no complete copy in every group is forgotten; without any copy, all of it is, or
+        without the one of windows and states that follows them.
         """
         num_kept = old.num_host_blocks if old.mirrored else 0
-        if not num_kept:
+        if not self.side_copies.is_kept(old) or not (num_kept or old.num_side_tokens):
             return self.pop(old)
         # A new object: copies under way of the old one, beyond what is kept, mean nothing.
         kept = [group.host_slots[:num_kept] for group in old.groups]
         parked = on_host_only(old, kept, null=self.blocks.null)
+        old.side_copy = None
         self._leave(old)  # while its columns say what is in its blocks
         parked.columns, old.columns = old.columns[:num_kept], old.columns[num_kept:]
         if old.columns:  # others may have what is computed again
@@ -312,16 +319,6 @@ class BlockOwner:
             self.counters.num_dropped_copies += 1
         return True
 
-    def drop_all_waiting(self) -> None:
-        """Give up all KV of requests in the queue: their host copies, and what came back of it.
-
-        Nor does anybody begin with cached prefixes.
-        """
-        for kv in [kv for kv in self.kvs if kv.record.state.is_queued]:
-            self.forget(kv)
-            self.counters.num_dropped_copies += 1
-        self.forget_prefixes()
-
     def prepare_save(self, kv: Holder, group: GroupKV, num_full: int) -> bool:
         """Give all full blocks of a group a slot; False if the host pool is full."""
         if not isinstance(kv, RequestKV):  # a trunk's slots are its columns'
@@ -374,6 +371,8 @@ class BlockOwner:
         """
         orphans = self.restores.orphans
         owned: list[KVCacheBlock] = [b for blocks in orphans.values() for b in blocks]
+        owned.extend(self.sides.check_integrity())
+        self.side_copies.check_integrity(self.kvs)
         for kv in self.kvs:
             assert kv.record.kv is kv
             kv.check_integrity()
@@ -394,7 +393,7 @@ class BlockOwner:
         )
         self.blocks.check_integrity()
         self.host.check_integrity(
-            [slot for kv in self.kvs for slot in kv.own_slots()],
+            [slot for kv in self.kvs for slot in (*kv.own_slots(), *kv.side_slots)],
             [kv.promise for kv in (*self.kvs, *drafts)],
             [kv.columns for kv in self.kvs],
         )

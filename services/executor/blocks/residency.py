@@ -6,11 +6,13 @@ Leading positions may be *uncached* (`uncached.py`): the rows of all groups show
 which is the request's, and the position belongs to no group and to no staging buffer.
 
 The host slots of a request's leading blocks are those of its columns, which others may share; the
-slots behind them are its own.
+slots behind them are its own. Who leaves where groups keep a window or a state has a *side copy*
+beside them, and comes back at the very token.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
@@ -19,6 +21,40 @@ from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.host_pool import SlotPromise
 from services.executor.step_messages import POSITION_BITS
 from services.placement.layer_placement import LayerPlacement
+
+
+class SideStage(Enum):
+    """Where a side copy is."""
+
+    LEAVES = "leaves"  # ordered, and not complete
+    FAILED = "failed"  # a copy went wrong, or there was no room: its request is computed again
+    KEPT = "kept"  # on the host
+    COMES = "comes"  # blocks were taken for it, which are in no row
+    BACK = "back"  # in its request's rows
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class SideCopy:
+    """What a request has beside its full blocks, on the host: it belongs to one number of tokens.
+
+    Open blocks, windows and states, by group, side groups last.
+    """
+
+    num_tokens: int  # of the request whose next step follows it
+    positions: Sequence[range] = ()  # in rows
+    slots: Sequence[list[int]] = ()  # of the host; as many by group
+    stage: SideStage = SideStage.LEAVES
+    step: int = 0  # that saves it; 0: not sent yet
+    targets: list[list[KVCacheBlock]] = field(default_factory=list)  # that it comes back to
+    under_way: dict[int, list[KVCacheBlock]] = field(default_factory=dict)  # of them, by restore id
+
+    @property
+    def is_on_host(self) -> bool:
+        return self.stage is not SideStage.LEAVES and self.stage is not SideStage.FAILED
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(map(len, self.positions))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -35,6 +71,7 @@ class RequestKV(Holder):
     retiring: list[KVCacheBlock] = field(default_factory=list)
     promise: SlotPromise = field(default_factory=SlotPromise)  # of room on the host
     trunks: list["Trunk"] = field(default_factory=list)  # that it begins with, in order
+    side_copy: SideCopy | None = None  # made when it leaves, given up with its next step
 
     @property
     def request_id(self) -> str:
@@ -87,7 +124,19 @@ class RequestKV(Holder):
 
     @property
     def scratch(self) -> list[KVCacheBlock]:
+        if self.side_copy is not None:
+            return [block for blocks in self.side_copy.targets for block in blocks]
         return [*self.uncached, *self.retiring]
+
+    @property
+    def side_slots(self) -> list[int]:
+        """Return the host slots of what it has there beside its full blocks."""
+        copy = self.side_copy
+        return [] if copy is None else [slot for slots in copy.slots for slot in slots]
+
+    @property
+    def num_side_tokens(self) -> int:
+        return self.side_copy.num_tokens if self.side_copy and self.side_copy.is_on_host else 0
 
     def num_blocks_in_transit(self) -> int:
         """Return what `Holder` does, and blocks that are scratch no more."""
@@ -114,7 +163,7 @@ class RequestKV(Holder):
         """Return how many host slots nobody else uses."""
         alone = (len(column.slots) for column in self.columns if column.num_users == 1)
         behind = (len(group.host_slots) - len(self.columns) for group in self.groups)
-        return sum(behind) + sum(alone)
+        return sum(behind) + sum(alone) + len(self.side_slots)
 
     @property
     def is_parked(self) -> bool:
@@ -123,6 +172,7 @@ class RequestKV(Holder):
             self.record.state.is_queued
             and self.asleep
             and not self.trunks
+            and (self.side_copy is None or self.side_copy.stage is SideStage.KEPT)
             and all(
                 group.offloaded and not group.own and group.restore is None for group in self.groups
             )

@@ -3,7 +3,7 @@
 What free blocks of the pool still hold of it comes back at once.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
@@ -71,24 +71,35 @@ class Restores:
         wanted = missing[: max(0, max_blocks)]
         positions = self._find(kv, index, wanted)
         if positions:
-            blocks = self.blocks.take(len(positions))
+            slots = [group.host_slots[position] for position in positions]
+            restore_id, blocks = self.order(kv, index, positions, slots)
             restore.targets.update(zip(positions, blocks, strict=True))
-            self._last_id += 1
-            restore.under_way[self._last_id] = blocks
-            self._counters.num_loaded_blocks += len(blocks)
-            self.orders.restore(
-                RestoreOrder(
-                    self._last_id,
-                    kv.request_id,
-                    index,
-                    [kv.uid(position) for position in positions],
-                    [group.host_slots[position] for position in positions],
-                    [block.block_id for block in blocks],
-                )
-            )
+            restore.under_way[restore_id] = blocks
         elif len(wanted) == len(missing) and not restore.under_way:
             self.complete(kv, index)
         return len(wanted)
+
+    def order(
+        self, kv: Holder, index: int, positions: Sequence[int], slots: Sequence[int]
+    ) -> tuple[int, list[KVCacheBlock]]:
+        """Take blocks and have slots copied to them; return the order's number, and the blocks.
+
+        Nobody has them yet but the caller.
+        """
+        blocks = self.blocks.take(len(slots))
+        self._last_id += 1
+        self._counters.num_loaded_blocks += len(blocks)
+        self.orders.restore(
+            RestoreOrder(
+                self._last_id,
+                kv.request_id,
+                index,
+                [kv.uid(position) for position in positions],
+                list(slots),
+                [block.block_id for block in blocks],
+            )
+        )
+        return self._last_id, blocks
 
     def _find(self, kv: Holder, index: int, positions: list[int]) -> list[int]:
         """Take those blocks that still hold the group's KV; return the positions that have none."""
@@ -151,14 +162,20 @@ class Restores:
             return False
         self.orders.forget_found((kv.request_id, index))
         restore, group.restore = group.restore, None
-        arrived = {block.block_id: block for block in restore.targets.values()}
-        for restore_id, blocks in restore.under_way.items():
+        self.let_go(restore.targets.values(), restore.under_way)
+        return True
+
+    def let_go(
+        self, targets: Iterable[KVCacheBlock], under_way: Mapping[int, list[KVCacheBlock]]
+    ) -> None:
+        """Give back blocks that were taken for copies: some of these are under way."""
+        arrived = {block.block_id: block for block in targets}
+        for restore_id, blocks in under_way.items():
             if self.orders.cancel_restore(restore_id):
                 self.orphans[restore_id] = blocks
                 for block in blocks:
                     del arrived[block.block_id]
         self.blocks.release(list(arrived.values()))
-        return True
 
     def release_orphan(self, restore_id: int) -> None:
         self.blocks.release(self.orphans.pop(restore_id))

@@ -2,12 +2,13 @@
 
 A *window group's* row is as long as the request's others. Below the window it shows the null block:
 what no token to come attends to is given back. A *state group's* row is one block, whatever the
-length. Nothing of either is copied: a request that leaves the pool is computed again.
+length. When a request leaves the pool, copies of both go with it (`side_copies.py`).
 
 All blocks are taken and given back through `PoolBlocks`, as everybody's are: attention multiplies
 what stands behind a row's end by zero, and zero times NaN is NaN.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -55,6 +56,11 @@ class SideGroups:
     def num_owned_by(self, request_id: str) -> int:
         return sum(len(row.blocks) - row.num_gone for row in self._rows.get(request_id, ()))
 
+    def has_any_of(self, request_id: str, block_ids: Collection[int]) -> bool:
+        """Return whether one of these blocks is a request's."""
+        rows = self._rows.get(request_id, ())
+        return any(block.block_id in block_ids for row in rows for block in row.owned)
+
     def num_new(self, request_id: str, *, num_tokens: int) -> int:
         """Return how many blocks `grow` will take from the pool."""
         rows = self._rows.get(request_id)
@@ -100,6 +106,20 @@ class SideGroups:
             row.blocks.extend(gained[-1])
         return tuple(gained)
 
+    def put(
+        self, request_id: str, blocks: Sequence[list[KVCacheBlock]], *, num_tokens: int
+    ) -> None:
+        """Let a request without blocks have these, by group: the last ones of each row.
+
+        They hold what the token behind `num_tokens` attends to.
+        """
+        assert request_id not in self._rows
+        self._lengths[request_id] = num_tokens, num_tokens
+        self._rows[request_id] = rows = []
+        for window, last in zip(self.windows, blocks, strict=True):
+            num_gone = self._length(window, num_tokens) - len(last)
+            rows.append(SideRow([*[self._blocks.null] * num_gone, *last], num_gone))
+
     def slide(self, request_id: str, *, num_tokens: int) -> None:
         """Give back the blocks that no token from `num_tokens` on attends to.
 
@@ -127,10 +147,8 @@ class SideGroups:
         self._blocks.poison(ended)
         return ended
 
-    def check_integrity(self) -> None:
-        """Assert that each block is one request's, and that none has more than `side_blocks`."""
-        ids = [b.block_id for rows in self._rows.values() for row in rows for b in row.owned]
-        assert len(ids) == len(set(ids)), "a block of a side group is owned twice"
+    def check_integrity(self) -> list[KVCacheBlock]:
+        """Assert that no request has more blocks than `side_blocks`; return them all."""
         for request_id, rows in self._rows.items():
             num_tokens, num_processed = self._lengths[request_id]
             most = side_blocks(
@@ -140,4 +158,4 @@ class SideGroups:
             for window, row in zip(self.windows, rows, strict=True):
                 assert len(row.blocks) == self._length(window, num_tokens)
                 assert all(block is self._blocks.null for block in row.blocks[: row.num_gone])
-                assert all(b.ref_cnt == 1 for b in row.owned), "a block of a side group is free"
+        return [block for rows in self._rows.values() for row in rows for block in row.owned]

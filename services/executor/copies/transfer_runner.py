@@ -70,9 +70,11 @@ class TransferRunner:
         engine: CopyEngine,
         num_groups: int,
         *,
+        num_side_groups: int = 0,
         patience: Patience | None = None,
         late_guard: LateGuard | None = None,
     ) -> None:
+        """`num_side_groups`: that no layer waits for; they come after the `num_groups` others."""
         self.watch = CopyWatch(engine, patience or Patience())
         self.num_steps = 0
         self.num_loads = 0  # layer groups loaded into staging
@@ -84,7 +86,8 @@ class TransferRunner:
         self._loads: list[list[RunningLoad]] = [[] for _ in range(num_groups)]  # of this step
         # What each group loaded last, by tables, which only grow.
         self._last_loads: dict[int, tuple[list[tuple[str, LoadTable, int]], Copy]] = {}
-        self._saves: list[list[SaveOrder]] = [[] for _ in range(num_groups)]  # still to start
+        num_all = num_groups + num_side_groups
+        self._saves: list[list[SaveOrder]] = [[] for _ in range(num_all)]  # still to start
         self._staging_saves: dict[tuple[str, int], WatchedCopy] = {}  # possibly not complete
         self._step = 0
         self._running_saves: deque[RunningSave] = deque()  # in step order, not known complete
@@ -126,8 +129,7 @@ class TransferRunner:
             for found in transfers.found:
                 parts = [(found.request_id, found)]
                 self._late_guard.check(self._copy(Direction.H2D, found.group, parts, urgency=0.0))
-        for order in transfers.saves:
-            self._saves[order.group].append(order)
+        self._take_in_saves(transfers.saves)
         for restore_id in transfers.cancelled_restores:
             if restore_id in self._restores:
                 self.watch.cancel(self._restores[restore_id])
@@ -145,6 +147,13 @@ class TransferRunner:
             for request_id, loads in self._loading.items()
             for group in loads.chain[: loads.num_staging]
         )
+
+    def _take_in_saves(self, saves: Iterable[SaveOrder]) -> None:
+        for order in saves:
+            self._saves[order.group].append(order)
+        for group in range(self._num_groups, len(self._saves)):
+            if self._saves[group]:  # of requests that are in no step
+                self._start_saves(group)
 
     def _forget(self, ended: Sequence[str]) -> None:
         for request_id in ended:

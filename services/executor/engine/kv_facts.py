@@ -67,8 +67,10 @@ def _layers(vllm_config: Any, is_layerwise: bool) -> str:
     words = layers_in_words(
         model.hf_config.to_dict(), max_model_len=model.max_model_len, may_leave=is_layerwise
     )
-    if is_layerwise and (computes_prompts_whole(vllm_config) or keeps_less_kv(vllm_config)):
+    if is_layerwise and computes_prompts_whole(vllm_config):
         words += "; a request that gave up all its KV is computed again"
+    elif is_layerwise and keeps_less_kv(vllm_config):
+        words += "; a request that is preempted, not parked, is computed again"
     return words
 
 

@@ -127,7 +127,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def reset_cache(self) -> bool:
         """Forget all KV of requests in the queue: the weights may have changed."""
-        self.transfers.owner.drop_all_waiting()
+        self.transfers.drop_all_waiting()
         return True
 
     def set_xfer_handshake_metadata_pp_aware(
@@ -143,6 +143,8 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         options, config = self.options, self._kv_cache_config
         pools = view_pools(kv_caches, self._groups, num_blocks=config.num_blocks)
+        num_sides = len(config.kv_cache_groups) - len(pools)
+        pools += [pools[0]] * num_sides  # all groups alias one pool
         num_slots = num_host_slots(self._vllm_config, config)
         num_slots = num_affordable_slots(self._vllm_config, config, num_slots)
         self._backend = make_backend(options, pools, num_slots=num_slots)
@@ -151,6 +153,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self.runner = TransferRunner(
             guard or self._backend.engine,
             len(self._groups),
+            num_side_groups=num_sides,
             patience=Patience.of(options, block_bytes=pages[0].block_bytes),
             late_guard=guard,
         )

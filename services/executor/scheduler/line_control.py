@@ -35,6 +35,11 @@ class LineControl(RunControl):
             self._line.put_back_last(self._line.eligible())
         super().stop_and_start()
 
+    def _may_leave(self, request: Request, record: RequestRecord[RequestKV]) -> bool:
+        if record.kv is None or request.skip_reading_prefix_cache:  # it takes nothing
+            return True
+        return self._transfers.may_leave(record.kv)
+
     def _wakes(self, record: RequestRecord[RequestKV]) -> bool:
         return record.kv is None or self._transfers.owner.trunks.wake(record.kv)
 
@@ -45,7 +50,9 @@ class LineControl(RunControl):
         """
         skipped = [r for r in self._scheduler.running if self._line.record_of(r).state.is_skipped]
         if skipped and skipped[-1].num_in_flight_tokens == 0:
-            self.preempt(skipped[-1])
+            last = skipped[-1]
+            if self._may_leave(last, self._line.record_of(last)):
+                self.preempt(last)
         return bool(skipped)
 
     def admitted(self, requests: Iterable[Request], num_scheduled: Mapping[str, int]) -> None:

@@ -60,7 +60,11 @@ class RunControl:
         if record.state is State.RUNNING:
             record.enter(State.PAUSED)
             self._counters.num_pauses += 1
-        elif record.state is State.LEAVING and request.num_in_flight_tokens == 0:
+        elif (
+            record.state is State.LEAVING
+            and request.num_in_flight_tokens == 0
+            and self._may_leave(request, record)
+        ):
             self.preempt(request)
 
     def _start(self, request: Request, record: RequestRecord[RequestKV]) -> None:
@@ -69,6 +73,10 @@ class RunControl:
             record.enter(State.RUNNING)
             request.next_decode_eligible_step = 0
             self._counters.num_resumes_in_place += 1
+
+    def _may_leave(self, _request: Request, _record: RequestRecord[RequestKV]) -> bool:
+        """Have what a request takes with it on the host, and return whether it is there."""
+        return True
 
     def _wakes(self, _record: RequestRecord[RequestKV]) -> bool:
         """Have a request's KV ready for a step, and return whether it is."""

@@ -33,7 +33,6 @@ from services.control.types import Trigger
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.residency import RequestKV, Trunk
-from services.executor.blocks.side_groups import SideGroups
 from services.executor.blocks.transfers.losses import Losses
 from services.executor.blocks.transfers.moves import BlockMoves
 from services.executor.blocks.transfers.transfers import Transfers
@@ -75,7 +74,8 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         kind = SideCoordinator if geometry.side_windows else LayerwiseCoordinator
         self._coordinator = kind.install(manager, max_in_flight_tokens=config.max_in_flight_tokens)
         self.block_owner = owner = self._make_owner(manager, geometry)
-        self.sides = self._make_sides(owner)
+        if owner.side_copies.are_needed:
+            self._has_sides(owner)
         shape = engine_shape(
             config,
             manager.kv_cache_config,
@@ -87,7 +87,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             num_ranks=config.parallel_config.world_size,
             write_budget=self._write_budget,
         )
-        moves = BlockMoves(owner, self.transfers, self.sides, overlap=options.overlap_load_evict)
+        moves = BlockMoves(owner, self.transfers, overlap=options.overlap_load_evict)
         self.capacity_guard = CapacityGuard(
             moves,
             self.records,
@@ -96,7 +96,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             restore_when_free_frac=options.restore_when_free_frac,
         )
         resumes = Resumes(moves, self.capacity_guard, owner.counters, block_bytes=shape.block_bytes)
-        self.engine = VllmEngine(self, self.transfers, self.capacity_guard, shape, sides=self.sides)
+        self.engine = VllmEngine(self, self.transfers, self.capacity_guard, shape)
         self.line: Line[Request, RequestKV] = Line(self.engine, resumes, self._rates)
         self.control = LineControl(self, self.line, self.transfers, max_hold_s=options.max_pause_s)
         self.recovery = Recovery(self, owner, Losses(owner, self.transfers))
@@ -127,24 +127,19 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             policy = run_policy_of(options)
         self.loop = StepLoop(options, self.line, planner, policy, time.monotonic)
 
-    def _make_sides(self, owner: BlockOwner) -> SideGroups | None:
-        """Return the rows of groups that never leave; None if there are none."""
-        if not owner.geometry.side_windows:
-            return None
-        sides = SideGroups(owner.blocks, owner.geometry)
-        assert isinstance(self._coordinator, SideCoordinator)
-        self._coordinator.sides = sides
+    def _has_sides(self, owner: BlockOwner) -> None:
+        """Take in that some groups never leave."""
+        windows = owner.geometry.side_windows
         owner.blocks.notes_open = self.needs_kv_cache_zeroing
-        # Of windows and states there are no copies: what follows a prefix would lack them.
+        # Of windows and states there are copies where requests left: not at the end of a prefix.
         self.kv_options = replace(self.kv_options, prefix_caching=False)
         log.info(
             "side_groups",
-            windows=sum(window != STATE for window in sides.windows),
-            states=sides.windows.count(STATE),
+            windows=sum(window != STATE for window in windows),
+            states=windows.count(STATE),
             offloadable=owner.geometry.num_groups,
-            effect="requests that leave the pool are computed again, prefixes are not cached",
+            effect="prefixes are not cached, preempted requests are computed again",
         )
-        return sides
 
     def _get_new_block_ids_to_zero(self) -> list[int] | None:
         return self.block_owner.blocks.take_open_ids() or None
@@ -297,13 +292,10 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         """Keep the host copies, unless tokens that are under way will be drawn anew.
 
         Nor does a request keep them whose prompt must be computed whole, for its log-probabilities
-        or because attention can do no other, or whose side groups have no copies.
+        or because attention can do no other.
         """
         begins_anew = (
-            drop_stale_output
-            or request.skip_reading_prefix_cache
-            or self._computes_prompts_whole
-            or self.sides is not None
+            drop_stale_output or request.skip_reading_prefix_cache or self._computes_prompts_whole
         )
         with self._coordinator.keeping(None if begins_anew else request.request_id):
             super()._preempt_request(request, timestamp, drop_stale_output)
@@ -357,9 +349,6 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         super().check_integrity()
         self.control.check_integrity()
         num_deferred = sum(len(blocks) for _, blocks in self.deferred_frees)
-        if self.sides is not None:
-            self.sides.check_integrity()
-            num_deferred += self.sides.num_owned
         self.block_owner.check_integrity(num_deferred, self._coordinator.drafts)
 
 

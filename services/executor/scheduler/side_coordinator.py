@@ -12,7 +12,9 @@ from services.executor.scheduler.coordinator import LayerwiseCoordinator
 class SideCoordinator(LayerwiseCoordinator):
     """Adds the side groups' blocks to what `BlockOwner` answers."""
 
-    sides: SideGroups
+    @property
+    def sides(self) -> SideGroups:
+        return self.owner.sides
 
     def get_num_blocks_to_allocate(
         self,
@@ -43,9 +45,6 @@ class SideCoordinator(LayerwiseCoordinator):
     def get_blocks(self, request_id: str) -> tuple[list[KVCacheBlock], ...]:
         rows = super().get_blocks(request_id)
         return rows if rows is self._nothing else (*rows, *self.sides.rows(request_id))
-
-    def pop_blocks_for_free(self, request_id: str) -> list[KVCacheBlock]:
-        return [*self.sides.pop(request_id), *super().pop_blocks_for_free(request_id)]
 
     def remove_skipped_blocks(
         self, request_id: str, processed_computed_tokens: int, *args: Any, **kwargs: Any

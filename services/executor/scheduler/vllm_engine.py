@@ -15,13 +15,13 @@ from services.control.shared_prefixes import Stretch, behind
 from services.control.types import Links
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.side_groups import SideGroups
 from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.kv_options import KVOptions, max_num_active_seqs
 from services.executor.scheduler.engine_requests import EngineRequests
 from services.executor.scheduler.vllm_scheduler import VllmScheduler
 from services.executor.sizing import block_geometry, offloadable_groups
 from services.executor.step_messages import CHUNK_BYTES
+from services.placement.blocks import side_copy_blocks
 from services.placement.types import EngineShape
 
 if TYPE_CHECKING:
@@ -38,12 +38,11 @@ class VllmEngine(EngineRequests):
         transfers: Transfers,
         guard: CapacityGuard[RequestKV],
         shape: EngineShape,
-        sides: SideGroups | None = None,
     ) -> None:
         super().__init__(scheduler, transfers.owner.records)
         self._transfers, self._guard = transfers, guard
         self._owner, self._options = transfers.owner, KVOptions.of(scheduler.vllm_config)
-        self._shape, self._sides = shape, sides  # None: all groups may leave
+        self._shape = shape
 
     @property
     def shape(self) -> EngineShape:
@@ -58,13 +57,18 @@ class VllmEngine(EngineRequests):
     def need_of(self, request: Request) -> Need[RequestKV]:
         record = self._owner.records[request.request_id]
         num_tokens = request.num_tokens + request.num_output_placeholders
-        if self._sides is None:
+        if not self._owner.geometry.side_windows:
             return Need(record, num_tokens)
         num_processed = max(0, request.num_computed_tokens - request.num_in_flight_tokens)
+        if record.kv is not None:  # one in the queue has computed nothing, and may have copies
+            num_processed = max(num_processed, record.kv.num_side_tokens)
         return Need(record, num_tokens, num_processed_tokens=num_processed)
 
     def park(self, record: RequestRecord[RequestKV]) -> None:
-        """It leaves as soon as no token of it is in flight; what has no copy is computed again."""
+        """It leaves as soon as no token of it is in flight; what has no copy is computed again.
+
+        Where groups keep a window or a state it waits for copies of all that it has.
+        """
         if record.state is State.RUNNING or record.state is State.PAUSED:
             record.enter(State.LEAVING)
             self._owner.counters.num_parks += 1
@@ -76,9 +80,9 @@ class VllmEngine(EngineRequests):
         # What the guard keeps free before a layer comes back is not the planner's to give away,
         # nor what groups will take that no placement moves.
         num_free = self._owner.blocks.num_free - self._guard.num_spare
-        if self._sides is not None:
+        if self._owner.geometry.side_windows:
             num_free -= sum(
-                self._sides.num_to_come(one.request_id, num_tokens=one.num_tokens + 1)
+                self._owner.sides.num_to_come(one.request_id, num_tokens=one.num_tokens + 1)
                 for one in self.running
             )
         return max(0, num_free)
@@ -94,7 +98,8 @@ class VllmEngine(EngineRequests):
             request.num_tokens + min(num_left, self._options.predicted_output_tokens),
             self._scheduler.max_model_len,
         )
-        return geometry.num_groups * (num_tokens // geometry.block_size)
+        num_full = geometry.num_groups * (num_tokens // geometry.block_size)
+        return num_full + side_copy_blocks(geometry, num_tokens=num_tokens)
 
     def cached_prefix(self, request: Request) -> Sequence[Column]:
         if not (num_keys := self._num_keys(request)):

@@ -109,13 +109,9 @@ def reader_capacity(
         return Promise(snapshot).limit(members) if takes_turns else Limit.POOL
 
     num_blocks = engine.num_groups * -(-(readers.num_tokens + 1) // engine.block_size)
-    num_side = side_blocks(engine.geometry, num_tokens=readers.num_tokens + 1, num_new_tokens=1)
-    num_fitting = engine.num_blocks // (num_blocks + num_side)
-    num_held = min(engine.max_num_seqs, num_fitting)
-    if engine.side_windows:  # of which the host has no copies: turns would be computed again
-        most, what = num_held, Limit.POOL if num_held == num_fitting else Limit.SEATS
-    else:
-        most, what = _most(limit)
+    num_blocks += side_blocks(engine.geometry, num_tokens=readers.num_tokens + 1, num_new_tokens=1)
+    num_held = min(engine.max_num_seqs, engine.num_blocks // num_blocks)
+    most, what = _most(limit)
     return ReaderCapacity(
         num_tokens=readers.num_tokens,
         rate_tps=readers.rate_tps,

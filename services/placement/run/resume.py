@@ -58,6 +58,7 @@ class ParkedRequest:
     num_host_tokens: int  # leading ones whose KV is on the host
     load_bytes: int  # of the layers that have room in the pool
     num_left: int  # tokens that it may still generate, >= 1
+    first_bytes: int = 0  # of what must be there before it runs, whatever stays on the host
     found_bytes: int = 0  # of those to be loaded, what free blocks of the pool still hold
     num_shared_tokens: int = 0  # leading ones that others have in the pool
 
@@ -74,19 +75,31 @@ def resume_costs(parked: ParkedRequest, engine: LinkAndStep) -> dict[ResumeWay, 
     step_load_s = engine.step_bytes / engine.h2d_bytes_per_s
     step_s = max(engine.step_s, step_load_s, 1e-9)
     background_share = max(MIN_LINK_SHARE, 1.0 - step_load_s / step_s)
+    background_bytes_per_s = engine.h2d_bytes_per_s * background_share
     copied_bytes = parked.load_bytes - parked.found_bytes
-    queued_bytes = copied_bytes + (engine.queue_bytes if copied_bytes else 0)
-    back_s = queued_bytes / (engine.h2d_bytes_per_s * background_share)
-    num_steps = math.ceil(back_s / step_s - 1e-9)  # that end before all that has room is back
-    load_s = num_steps * step_s if engine.num_running else back_s  # an idle engine looks at once
+    first_bytes, rest_bytes = parked.first_bytes, copied_bytes
+    if first_bytes:  # they are behind what is queued, and all else is behind them
+        first_bytes += engine.queue_bytes
+    elif copied_bytes:
+        rest_bytes += engine.queue_bytes
+
+    def back_s(num_bytes: int) -> float:
+        return num_bytes / background_bytes_per_s
+
+    def waits_s(num_bytes: int) -> float:  # an idle engine looks at once
+        whole_s = math.ceil(back_s(num_bytes) / step_s - 1e-9) * step_s
+        return whole_s if engine.num_running else back_s(num_bytes)
+
+    # That end before all that has room is back, of a request that runs meanwhile.
+    num_steps = math.ceil(back_s(rest_bytes) / step_s - 1e-9)
     num_staged = min(num_steps, parked.num_left)
     mean_left_frac = 1.0 - (num_staged - 1) / (2 * num_steps) if num_steps else 0.0
     stalls_s = num_staged * mean_left_frac * copied_bytes / engine.h2d_bytes_per_s
     return {
-        ResumeWay.LOAD: load_s + num_delayed * tail_s,
+        ResumeWay.LOAD: waits_s(first_bytes + rest_bytes) + num_delayed * tail_s,
         ResumeWay.RECOMPUTE: num_delayed
         * engine.prompt.seconds(parked.num_shared_tokens, parked.num_tokens),
-        ResumeWay.HOST_RESIDENT: num_delayed * (tail_s + stalls_s),
+        ResumeWay.HOST_RESIDENT: waits_s(first_bytes) + num_delayed * (tail_s + stalls_s),
     }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from services.placement.blocks import side_blocks
+from services.placement.blocks import side_blocks, side_copy_blocks
 from services.placement.run.reason import Reason
 from services.placement.run.resume import ResumeWay
 from services.placement.types import EngineShape, RequestId
@@ -196,10 +196,8 @@ class RunSnapshot:
 
     @property
     def is_nothing_kept(self) -> bool:
-        """Whether a request that leaves is computed again: some layers' KV is never copied, or
-        there is no room for copies.
-        """
-        return bool(self.engine.side_windows) or not self.engine.num_host_blocks
+        """Whether a request that leaves is computed again: there is no room for copies."""
+        return not self.engine.num_host_blocks
 
     def is_saved(self, request: RunRequest, *, unsaved_blocks: int) -> bool:
         """Return whether all but its newest `unsaved_blocks` per layer group have a host copy."""
@@ -218,6 +216,8 @@ class RunSnapshot:
         if not self.h2d_bytes_per_s:
             return 0.0
         num_blocks = request.num_host_tokens // self.engine.block_size * self.engine.num_groups
+        if self.engine.side_windows:
+            num_blocks += side_copy_blocks(self.engine.geometry, num_tokens=request.num_host_tokens)
         if request.prefixes:
             there = self.prefixes_there.intersection(request.prefixes)
             num_blocks = max(0, num_blocks - sum(map(self.prefix_blocks, there)))

@@ -73,6 +73,7 @@ class FakeEngine:
             num_buffers=0,
             mirrored=True,
             num_host_blocks=2,
+            num_side_tokens=0,
             view=KVView(),
         )
         self.requests[name] = SimpleNamespace(

@@ -25,7 +25,7 @@ from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.copies.copy_engine import FOR_EVER, Copy, Direction, TransferTotals
 from services.executor.copies.transfer_runner import TransferRunner
 from services.executor.step_messages import StepFeedback, StepTransfers
-from services.placement.blocks import BlockGeometry
+from services.placement.blocks import STATE, BlockGeometry
 from services.placement.layer_placement import LayerPlacement
 from tests.unit.records import make_record
 
@@ -126,18 +126,26 @@ class Slice:
 
 class SimulatedRank:
     def __init__(
-        self, num_groups: int, rng: random.Random, engine: "type[LateEngine] | None" = None
+        self,
+        num_groups: int,
+        rng: random.Random,
+        engine: "type[LateEngine] | None" = None,
+        *,
+        windows: Sequence[int] = (),
     ) -> None:
-        """Give an engine whose copies fail: what is wrong then is noted, not asserted."""
+        """Give an engine whose copies fail: what is wrong then is noted, not asserted.
+
+        `windows`: of the side groups.
+        """
         self.memory: dict[int, Content] = {}
         self.rows: dict[str, list[list[int]]] = {}
         self.engine = (engine or LateEngine)(self.memory, rng)
         self.wrong: set[str] = set()  # KV that was wrong when it was read, or depends on that
         self._may_be_wrong = engine is not None
         self.replays_full_graphs = False  # where nothing needs the hooks
-        self.runner = TransferRunner(self.engine, num_groups)
+        self.runner = TransferRunner(self.engine, num_groups, num_side_groups=len(windows))
         self.runner.fill = lambda ids, nan: self.memory.update(dict.fromkeys(ids)) if nan else None
-        self._num_groups = num_groups
+        self._num_groups, self._windows = num_groups, windows
 
     def run_step(self, transfers: StepTransfers, batch: list[Slice]) -> StepFeedback:
         for edit in self.runner.take_in(transfers):
@@ -146,7 +154,7 @@ class SimulatedRank:
                 row[edit.start : edit.start + len(edit.block_ids)] = edit.block_ids
         for part in batch:
             if part.is_new:
-                self.rows[part.request_id] = [[] for _ in range(self._num_groups)]
+                self.rows[part.request_id] = [[] for _ in part.new_ids]
             for row, ids in zip(self.rows[part.request_id], part.new_ids, strict=True):
                 row.extend(ids)
         self.runner.begin_step(transfers)
@@ -158,6 +166,9 @@ class SimulatedRank:
         for group in range(self._num_groups if batch else 0):
             self._run_group(group, batch)
             self.engine.progress()
+        for number, window in enumerate(self._windows, self._num_groups):
+            for part in batch:
+                self._run_side_group(number, window, part)
         self.runner.end_step()
         return self.runner.feedback()
 
@@ -188,6 +199,19 @@ class SimulatedRank:
             message = f"attention reads {found} where {expected} belongs"
             self._check(part, found == expected, message)
 
+    def _run_side_group(self, group: int, window: int, part: Slice) -> None:
+        row, end = self.rows[part.request_id][group], part.start + part.num_tokens
+        if window == STATE:  # belongs to a number of tokens
+            found = self.memory.get(row[0])
+            self._check(part, not part.start or found == (part.kv, group, part.start), "a state")
+            self.memory[row[0]] = part.kv, group, end
+            return
+        for position in range(max(0, part.start - window + 1) // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
+            content = part.kv, group, position
+            if position * BLOCK_SIZE < part.start:
+                self._check(part, self.memory.get(row[position]) == content, "a window")
+            self.memory[row[position]] = content
+
     def _check(self, part: Slice, is_right: bool, message: str) -> None:
         if not is_right:
             assert self._may_be_wrong, message
@@ -215,6 +239,7 @@ class Simulation:
     num_ranks: int = 2
     depth: int = 1  # steps in flight when the next one is scheduled
     max_mirrored: int = 1_000
+    windows: tuple[int, ...] = ()  # of the side groups
     lengths: dict[str, int] = field(default_factory=dict)  # tokens computed, of live requests
     prompts: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of those with shared ones
     returning: set[str] = field(default_factory=set)  # admitted again, not yet scheduled
@@ -228,7 +253,12 @@ class Simulation:
         self.owner = BlockOwner(
             self.pool,
             HostPool(self.num_slots),
-            BlockGeometry(num_groups=self.num_groups, block_size=BLOCK_SIZE),
+            BlockGeometry(
+                num_groups=self.num_groups,
+                block_size=BLOCK_SIZE,
+                side_windows=self.windows,
+                max_in_flight_tokens=64,
+            ),
             self.records,
             poison_freed=True,
         )
@@ -246,7 +276,7 @@ class Simulation:
         return kv
 
     def make_rank(self, number: int) -> SimulatedRank:
-        return SimulatedRank(self.num_groups, self.rng)
+        return SimulatedRank(self.num_groups, self.rng, windows=self.windows)
 
     def step(self, num_new_tokens: dict[str, int]) -> None:
         """Schedule one step with the tokens that find room, and run the oldest one in flight."""
@@ -293,20 +323,23 @@ class Simulation:
 
     def _schedule(self, request_id: str, num_tokens: int) -> Slice | None:
         start = self.lengths[request_id]
-        request = self.kv(request_id)
+        request, sides = self.kv(request_id), self.owner.sides
         wanted = start + num_tokens
+        sides.slide(request_id, num_tokens=self.processed(request_id))
         num_free = self.pool.get_num_free_blocks()
         num_new = self.owner.growth.num_new_blocks(request, num_tokens=wanted)
+        num_new += sides.num_new(request_id, num_tokens=wanted)
         if num_new > num_free:
             return None
         gained = self.owner.growth.grow(request, num_tokens=wanted)
+        gained = (*gained, *sides.grow(request_id, num_tokens=wanted))
         assert num_free - self.pool.get_num_free_blocks() == num_new, (
             "took what it did not announce"
         )
         is_new = start == 0 or request_id in self.returning
         self.returning.discard(request_id)
         if is_new:  # vLLM sends the whole row
-            gained = request.shown_rows()
+            gained = (*request.shown_rows(), *sides.rows(request_id))
         ids = tuple([block.block_id for block in row] for row in gained)
         return Slice(
             request_id,
@@ -317,6 +350,11 @@ class Simulation:
             beginning=self.beginnings[request_id],
             prompt=self.prompts.get(request_id, ()),
         )
+
+    def processed(self, request_id: str) -> int:
+        """Return how many tokens of a live request no step in flight computes."""
+        parts = [p for _, batch in self.in_flight for p in batch if p.request_id == request_id]
+        return min((part.start for part in parts), default=self.lengths[request_id])
 
     def run_oldest(self) -> None:
         transfers, batch = self.in_flight.popleft()

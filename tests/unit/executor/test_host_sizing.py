@@ -26,13 +26,17 @@ def config_of(
         additional_config={CONFIG_KEY: options},
         model_config=SimpleNamespace(max_model_len=max_model_len),
         parallel_config=SimpleNamespace(world_size=num_ranks),
+        max_in_flight_tokens=BLOCK_SIZE,
     )
 
 
-def cache_of(num_blocks: int = 0, *, layers_per_group: int = 1) -> Any:
+def cache_of(num_blocks: int = 0, *, layers_per_group: int = 1, window: int = 0) -> Any:
     spec = SimpleNamespace(block_size=BLOCK_SIZE, page_size_bytes=MIB)
     names = ["layer"] * layers_per_group
     groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=names)] * NUM_GROUPS
+    if window:
+        side = SimpleNamespace(**vars(spec), sliding_window=window)
+        groups.append(SimpleNamespace(kv_cache_spec=side, layer_names=names))
     return SimpleNamespace(num_blocks=num_blocks, kv_cache_groups=groups)
 
 
@@ -52,6 +56,13 @@ def test_by_itself_the_host_holds_twice_the_pool_or_the_longest_request(
     config = config_of(host_bytes, max_model_len=max_model_len)
 
     assert num_host_slots(config, cache_of(num_blocks=1_000)) == num_slots
+
+
+def test_the_longest_request_has_windows_and_open_blocks_beside_its_full_ones() -> None:
+    # A window of 40 tokens lies in ceil(39 / 16) + 1 blocks at most, and four groups have one open.
+    config = config_of(max_model_len=8_016)
+
+    assert num_host_slots(config, cache_of(num_blocks=1_000, window=40)) == 2_004 + 4 + 4
 
 
 @pytest.mark.parametrize(

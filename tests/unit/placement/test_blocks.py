@@ -15,6 +15,8 @@ from services.placement.blocks import (
     min_request_blocks,
     num_request_blocks,
     side_blocks,
+    side_copy_blocks,
+    side_copy_positions,
 )
 
 EIGHT_GROUPS = BlockGeometry(num_groups=8, block_size=32)
@@ -87,6 +89,19 @@ def test_a_windows_blocks_may_be_shorter_or_longer_than_the_others() -> None:
     assert side_blocks(short, num_tokens=900, num_new_tokens=1) == 2 * 5 + 1  # 64 tokens in four
     assert side_blocks(long, num_tokens=900, num_new_tokens=1) == 2 * 2 + 1
     assert num_request_blocks(short, RESIDENT, num_tokens=64) == 2 * 2
+
+
+@pytest.mark.parametrize("num_tokens", [1, 31, 32, 63, 64, 65, 200, 224])
+def test_what_goes_with_a_request_is_what_its_next_token_attends_to(num_tokens: int) -> None:
+    geometry = replace(SIDES, side_windows=(40, STATE))
+    *opened, window, state = side_copy_positions(geometry, num_tokens=num_tokens)
+    first = max(0, num_tokens - 39)  # of the tokens before it, 39 at most
+
+    assert opened == [range(num_tokens // 32, -(-num_tokens // 32))] * 2
+    assert (window[0], window[-1]) == (first // 32, (num_tokens - 1) // 32)
+    assert state == range(1)
+    copied = sum(map(len, (*opened, window, state)))
+    assert copied <= side_copy_blocks(geometry, num_tokens=num_tokens)
 
 
 def test_without_side_groups_there_are_none() -> None:

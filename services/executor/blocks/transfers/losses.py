@@ -51,7 +51,8 @@ class Losses:
         )
         if new_blocks or new_slots:
             for kv in self._owner.kvs:
-                if kv.request_id not in lost and uses(kv, new_blocks, new_slots):
+                is_hit = self._owner.sides.has_any_of(kv.request_id, new_blocks)
+                if kv.request_id not in lost and (is_hit or uses(kv, new_blocks, new_slots)):
                     lost[kv.request_id] = FailureCause.HUNG
         if feedback.lost_requests or lost:  # what is in the pool only may be of their steps
             self._owner.host.forget(lambda column: column.is_left and not column.is_complete)
@@ -96,6 +97,9 @@ class Losses:
 
     def _end_restore(self, restore_id: int, cause: FailureCause) -> dict[str, FailureCause]:
         self._owner.counters.num_failed_restores += 1
+        kv = self._owner.side_copies.whose(restore_id)
+        if kv is not None:  # it waits for all of it
+            return {kv.request_id: cause}
         for holder in self._owner.holders():
             for index, group in enumerate(holder.groups):
                 if group.restore is None or restore_id not in group.restore.under_way:
@@ -113,6 +117,7 @@ class Losses:
     def _retract_saves(self, feedback: StepFeedback) -> dict[str, FailureCause]:
         lost: dict[str, FailureCause] = {}
         num_retracted: Counter[Holder] = Counter()
+        self._owner.side_copies.fail(feedback.failed_saves)
         write_through = self._transfers.write_through
         for (step, name, group), cause in feedback.failed_saves.items():
             for holder in write_through.whose(step, name, group):
@@ -135,8 +140,13 @@ class Losses:
 
 def uses(kv: RequestKV, block_ids: frozenset[int], slots: frozenset[int]) -> bool:
     """Return whether any of a request's KV is, or will be, in one of these."""
-    return any(not slots.isdisjoint(group.host_slots) for group in kv.groups) or any(
-        block.block_id in block_ids
-        for holder in (*kv.trunks, kv)
-        for block in holder.owned_blocks()
+    has_slot = not slots.isdisjoint(kv.side_slots)
+    return (
+        has_slot
+        or any(not slots.isdisjoint(group.host_slots) for group in kv.groups)
+        or any(
+            block.block_id in block_ids
+            for holder in (*kv.trunks, kv)
+            for block in holder.owned_blocks()
+        )
     )

@@ -8,7 +8,6 @@ from services.control.trunks import give_up, hold
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.residency import RequestKV
-from services.executor.blocks.side_groups import SideGroups
 from services.executor.blocks.transfers.transfers import Transfers
 from services.placement.blocks import BlockGeometry
 
@@ -20,13 +19,11 @@ class BlockMoves:
         self,
         owner: BlockOwner,
         transfers: Transfers,
-        sides: SideGroups | None = None,
         *,
         overlap: bool = True,
     ) -> None:
         """With `overlap`, loads begin with the first blocks that are free; else with all."""
         self._owner, self._transfers, self._overlap = owner, transfers, overlap
-        self._sides = sides  # None: all groups may leave
 
     @property
     def geometry(self) -> BlockGeometry:
@@ -58,12 +55,12 @@ class BlockMoves:
 
     def num_new(self, kv: RequestKV, num_tokens: int) -> int:
         num_new = self._owner.growth.num_new_blocks(kv, num_tokens=num_tokens)
-        if self._sides is not None:
-            num_new += self._sides.num_to_come(kv.request_id, num_tokens=num_tokens)
+        if self.geometry.side_windows:
+            num_new += self._owner.side_copies.num_to_come(kv, num_tokens=num_tokens)
         return num_new
 
     def num_side_blocks(self, kv: Holder) -> int:
-        return 0 if self._sides is None else self._sides.num_owned_by(kv.request_id)
+        return self._owner.sides.num_owned_by(kv.request_id)
 
     def num_to_wake(self, kv: Holder) -> int:
         return self._owner.staging.num_to_wake(kv)
@@ -88,7 +85,7 @@ class BlockMoves:
     # -- the way back -------------------------------------------------------------------------
 
     def reserve(self, kv: RequestKV, num_slots: int) -> bool:
-        num_held = sum(len(group.host_slots) for group in kv.groups)
+        num_held = sum(len(group.host_slots) for group in kv.groups) + len(kv.side_slots)
         self._owner.host.withdraw(kv.promise)
         return self._owner.reserve(kv, max(0, num_slots - num_held))
 
@@ -131,9 +128,12 @@ class BlockMoves:
             for index, group in enumerate(holder.groups)
             if group.restore is not None
         ]
-        if not self._overlap and sum(lacking(group) for _, _, group in coming) > num_left:
+        copies = self._owner.side_copies
+        num_lacking = copies.num_lacking(kv) + sum(lacking(group) for _, _, group in coming)
+        if not self._overlap and num_lacking > num_left:
             return Loading(is_complete=False, lacks_blocks=True)
-        is_complete, lacks_blocks = True, False
+        num_left -= copies.bring_back(kv, max_blocks=num_left)
+        lacks_blocks, is_complete = copies.num_lacking(kv) > 0, not copies.is_coming(kv)
         for holder, index, group in coming:
             num_left -= self._owner.restores.extend(holder, index, max_blocks=num_left)
             if group.restore is not None:
@@ -148,6 +148,7 @@ class BlockMoves:
     def wake(self, kv: RequestKV) -> bool:
         is_awake = self._owner.trunks.wake(kv)
         if is_awake:
+            self._owner.side_copies.show(kv)
             self._owner.publishing.expect(kv)
         return is_awake
 
@@ -157,6 +158,7 @@ class BlockMoves:
             return
         give_up(kv)
         self._owner.publishing.end(kv)
+        self._owner.side_copies.put_back(kv)
         self._owner.staging.drop(kv)
         self._owner.offload(kv, range(len(kv.groups)))
         num_kept = kv.num_host_blocks  # behind them others have it in the pool only

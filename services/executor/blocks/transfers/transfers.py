@@ -12,6 +12,7 @@ from dataclasses import asdict
 from services.control.requests.life import State
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.holder import Holder
+from services.executor.blocks.residency import RequestKV, SideStage
 from services.executor.blocks.transfers.write_through import WriteThrough
 from services.executor.stats.kv_stats import KVStats, Residencies
 from services.executor.step_messages import StepFeedback, StepTransfers
@@ -51,6 +52,7 @@ class Transfers:
         return (
             bool(self.owner.restores.orphans or self._unsettled)
             or self.write_through.frees_blocks()
+            or self.owner.side_copies.is_busy
         )
 
     def settle(self) -> None:
@@ -69,15 +71,41 @@ class Transfers:
             del self._num_ranks_done[restore_id]
             if restore_id in self.owner.restores.orphans:
                 self.owner.restores.release_orphan(restore_id)
+        self.owner.side_copies.arrive(done)
         for holder in self.owner.holders():
             for index, group in enumerate(holder.groups):
                 if group.restore is not None:
                     self.owner.restores.arrive(holder, index, done)
 
+    def may_leave(self, kv: RequestKV) -> bool:
+        """Return whether what a request takes with it is on the host. It must be in no step.
+
+        Where groups keep a window or a state it is copied from the first call on, with all that has
+        no copy yet. A request that cannot take all of it takes nothing, and may leave.
+        """
+        owner, copies = self.owner, self.owner.side_copies
+        if not copies.are_needed or copies.is_kept(kv):
+            return True
+        copy = kv.side_copy
+        if copy is None or copy.num_tokens != kv.num_tokens:
+            copies.drop(kv)
+            if not copies.begin(kv):
+                return True
+            owner.staging.drop(kv)
+            owner.offload(kv, range(len(kv.groups)))
+            self.write_through.note(kv)
+            return False
+        if copy.stage is SideStage.FAILED or not kv.mirrored:
+            return True
+        # Copies of full blocks that were refused, or are to be ordered anew: it does not wait.
+        is_ordered = all(group.num_saves_sent >= kv.num_full_blocks for group in kv.groups)
+        return copy.step > 0 and not is_ordered
+
     def absorb(self, feedback: StepFeedback) -> None:
         """Take in what the ranks have completed."""
         self.owner.host.open_slots(feedback.num_ready_slots)
         self._num_ranks_done.update(feedback.num_ranks_done)
+        self.owner.side_copies.confirm(feedback.saved_step)
         for holder in self.write_through.confirm(feedback.saved_step):
             self._unsettled[holder] = None
             if self.owner.is_live(holder):
@@ -93,6 +121,8 @@ class Transfers:
         for request_id, num_tokens in num_tokens_after.items():
             kv = owner.records[request_id].kv
             assert kv is not None
+            if kv.side_copy is not None:
+                owner.side_copies.drop(kv)
             num_full_before = kv.num_tokens // owner.geometry.block_size
             kv.num_tokens = num_tokens
             if kv.first_step == 0:
@@ -102,13 +132,25 @@ class Transfers:
                     self.write_through.note(kv)
                 owner.publishing.filled(kv)
             loading.update((one.request_id, None) for one in (*kv.trunks, kv) if one.staging)
-        return owner.orders.take(loading=list(loading), saves=self.write_through.plan(step))
+        saves = [*self.write_through.plan(step), *owner.side_copies.plan(step)]
+        return owner.orders.take(loading=list(loading), saves=saves)
+
+    def drop_all_waiting(self) -> None:
+        """Give up all KV of requests in the queue: their host copies, and what came back of it.
+
+        Nor does anybody begin with cached prefixes.
+        """
+        for kv in [kv for kv in self.owner.kvs if kv.record.state.is_queued]:
+            self.owner.forget(kv)
+            self.owner.counters.num_dropped_copies += 1
+        self.owner.forget_prefixes()
 
     @property
     def is_busy(self) -> bool:
         """Whether copies are under way whose completion somebody may act on."""
         return (
             self.write_through.is_busy
+            or self.owner.side_copies.is_busy
             or bool(self._unsettled)
             or bool(self.owner.restores.orphans)
             or self.num_restoring_blocks() > 0
@@ -116,7 +158,7 @@ class Transfers:
 
     def num_restoring_blocks(self) -> int:
         """Return how many blocks are on their way back in the background."""
-        return sum(
+        return self.owner.side_copies.num_coming_blocks + sum(
             len(blocks)
             for holder in self.owner.holders()
             for group in holder.groups

@@ -279,7 +279,7 @@ def test_after_new_weights_nobody_begins_with_the_old_ones_kv() -> None:
     settled(sim)
     assert len(found_in(sim.owner.host, keys_of(("a", "b")))) == 2
 
-    sim.owner.drop_all_waiting()
+    sim.transfers.drop_all_waiting()
     sim.step({running.request_id: BLOCK_SIZE})
     settled(sim)
 

@@ -116,7 +116,7 @@ def test_the_kinds_of_layers_are_told_and_what_is_computed_again() -> None:
     )
     assert facts(model=GEMMA_3_27B).layers == (
         "52 of sliding windows, 10 of full attention: 10 may leave the pool; "
-        "a request that gave up all its KV is computed again"
+        "a request that is preempted, not parked, is computed again"
     )
 
 

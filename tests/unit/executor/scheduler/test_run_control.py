@@ -154,7 +154,7 @@ def test_a_reset_drops_the_kv_of_a_request_that_is_coming_back(num_steps: int) -
     for _ in range(num_steps):
         engine.run(engine.scheduler.transfers.plan_step({}), [])
 
-    owner.drop_all_waiting()
+    engine.scheduler.transfers.drop_all_waiting()
 
     assert engine.scheduler.records["a"].kv is None
     owner.check_integrity()

@@ -493,6 +493,10 @@ def test_a_way_back_is_as_long_as_its_bytes() -> None:
     request = parked("a", 152, num_host_tokens=160)
 
     assert make_snapshot().load_s(request) == pytest.approx(10 * 4 * BLOCK_BYTES / 1e6)
+    # A window of 32 tokens in 3 blocks of 16, a state, and four open blocks at most.
+    with_sides = make_snapshot(engine=make_engine(side_windows=(32, 0), max_in_flight_tokens=512))
+    assert with_sides.load_s(request) == pytest.approx((10 * 4 + 3 + 1 + 4) * BLOCK_BYTES / 1e6)
+    assert with_sides.load_s(parked("b", 152, num_host_tokens=0)) == 0.0
 
 
 def test_groups_that_never_leave_count_by_what_is_in_flight() -> None:
@@ -531,12 +535,12 @@ def test_nobody_is_sent_away_whose_prompt_would_be_computed_again() -> None:
 
 
 def test_one_larger_than_the_pool_has_its_turn_to_its_end_where_leaving_is_computed_again() -> None:
-    waiting = ask("large", 2_000, age_s=61.0)
-    turn = decide(make_snapshot(unsaved("a", 400), waiting, engine=SIDES))
+    waiting, keeps_none = ask("large", 2_000, age_s=61.0), make_engine(num_host_blocks=0)
+    turn = decide(make_snapshot(unsaved("a", 400), waiting, engine=keeps_none))
     assert (turn.run, turn.park) == (("large",), {"a"})
 
     now = unsaved("large", 2_000, run_age_s=1_000.0)
-    rest = decide(make_snapshot(now, ask("a", 400, age_s=500.0), engine=SIDES))
+    rest = decide(make_snapshot(now, ask("a", 400, age_s=500.0), engine=keeps_none))
     assert rest.run == ("large",)
     saved = decide(make_snapshot(runs("large", 2_000, run_age_s=1_000.0), ask("a", 400)))
     assert saved.park == {"large"}

@@ -46,6 +46,10 @@ def test_costs_by_hand() -> None:
     assert resume_costs(make_parked(), make_engine()) == pytest.approx(
         {ResumeWay.LOAD: 1.2, ResumeWay.RECOMPUTE: 4.4, ResumeWay.HOST_RESIDENT: 14.8}
     )
+    # 200 bytes that must come first take 2 steps more, for itself, whichever of the two it is
+    assert resume_costs(make_parked(first_bytes=200), make_engine()) == pytest.approx(
+        {ResumeWay.LOAD: 1.4, ResumeWay.RECOMPUTE: 4.4, ResumeWay.HOST_RESIDENT: 0.2 + 14.8}
+    )
     # ... of which its last 2 tokens see the first two: 0.8 + 0.7 s, for 4 requests 6
     short = resume_costs(make_parked(num_left=2), make_engine())
     assert short[ResumeWay.HOST_RESIDENT] == pytest.approx(6.4)

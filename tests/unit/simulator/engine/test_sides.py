@@ -8,6 +8,7 @@ import pytest
 from lab.policies.presets import full_name
 from services.pacing.types import ServiceLevel
 from services.placement.blocks import STATE, side_blocks
+from services.placement.run.resume import ResumeWay
 from services.placement.types import EngineShape, PolicyParameters, RequestId
 from simulator.compose import make_engine
 from simulator.device.costs import LinearCosts
@@ -17,6 +18,8 @@ from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
 from simulator.engine.scheduler import Scheduler, Turn
 from simulator.engine.simulation import simulate
+from simulator.memory import side_copies
+from simulator.memory.requests import SimulatedRequest
 from simulator.workload import ArrivingRequest, constant_length, drawn_requests, gamma_gaps
 from tests.policies import EVERY
 
@@ -67,10 +70,14 @@ def run(engine: Engine, requests: list[ArrivingRequest]) -> RunRecord:
     def check(event: Event) -> None:
         engine.check_integrity()
         for one in engine.scheduler.live:
-            num_tokens, most = one.kv.num_tokens, geometry.max_in_flight_tokens
-            limit = side_blocks(geometry, num_tokens=num_tokens, num_new_tokens=most)
-            assert one.kv.num_side_blocks <= limit
-            assert bool(one.kv.num_side_blocks) == bool(num_tokens)
+            kv, most = one.kv, geometry.max_in_flight_tokens
+            if kv.num_side_tokens and kv.num_side_tokens != kv.num_tokens:
+                copied = side_copies.num_blocks(kv, kv.num_side_tokens)
+                assert kv.num_side_blocks in (0, copied)  # away, or on its way back
+                continue
+            limit = side_blocks(geometry, num_tokens=kv.num_tokens, num_new_tokens=most)
+            assert kv.num_side_blocks <= limit
+            assert kv.num_side_tokens or bool(kv.num_side_blocks) == bool(kv.num_tokens)
 
     return simulate(engine, requests, after_event=check)
 
@@ -146,3 +153,39 @@ def test_vllm_finds_prefixes_beside_windows() -> None:
     record = run(make_sided("vllm"), shared)
 
     assert record.outcomes[1].num_cached_tokens > 0
+
+
+@pytest.mark.parametrize("windows", [WINDOWS, (STATE,) * 6], ids=["windows", "states"])
+def test_who_is_parked_comes_back_at_the_very_token(windows) -> None:
+    engine = make_sided("evenflow", side_windows=windows, num_blocks=400)
+    rng, scheduler, left = random.Random(5), engine.scheduler, dict[RequestId, int]()
+    schedule, preempt, admit = scheduler.schedule, scheduler.preempt, scheduler._admit
+    back = list[tuple[int, int]]()
+
+    def parking(now_s: float) -> list[Turn]:
+        if scheduler.running and rng.random() < 0.3:
+            scheduler.line.engine.park(rng.choice(scheduler.running).record)
+        return schedule(now_s)
+
+    def preempting(victim: SimulatedRequest, now_s: float) -> None:
+        if victim.kv.is_saved:
+            left[victim.request_id] = victim.num_computed_tokens
+        preempt(victim, now_s)
+
+    def admitting(budget: int) -> bool:
+        if not admit(budget):
+            return False
+        request = scheduler.running[-1]
+        if request.request_id in left:
+            back.append((left.pop(request.request_id), request.num_computed_tokens))
+        return True
+
+    scheduler.resumes.allow({ResumeWay.LOAD})
+    scheduler.resumes.allow = lambda _: None  # whatever pays
+    scheduler.schedule, scheduler.preempt, scheduler._admit = parking, preempting, admitting
+    record = run(engine, busy_requests())
+
+    assert len(back) > 10
+    assert all(before == after for before, after in back)
+    assert all(len(one.generated_s) for one in record.outcomes)
+    assert record.totals.num_loaded_blocks
