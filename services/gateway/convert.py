@@ -133,6 +133,8 @@ def submit_to_proto(
         cache_salt=request.shared_cache,
         trace_context=_trace(trace),
         further_answers=(),
+        resume=None,
+        rendered_at_s=0.0,
     )
 
 
