@@ -24,6 +24,7 @@ from services.gateway.access.key_sources import FileKeys, KeySource, RedisKeys, 
 from services.gateway.executors.link import ExecutorLink
 from services.gateway.http.edge import HttpEdge, allow_origins
 from services.gateway.http.guard import GrpcGuard, HttpGuard
+from services.gateway.http.page import add_page
 from services.gateway.http.protocol import BoundedHttpProtocol, ConnectionLimits, Connections
 from services.gateway.http.routes import make_app
 from services.gateway.live.dispatcher import Dispatcher, DispatchLimits
@@ -141,6 +142,8 @@ def _http_server(
     settings: GatewaySettings, dispatcher: Dispatcher, keys: ApiKeys, tracing: Tracing
 ) -> _HttpServer:
     app = make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)
+    if settings.ui:
+        add_page(app)
     guarded = allow_origins(HttpGuard(app, keys, settings.hosts), settings.cors_origins)
     edge = HttpEdge(guarded, tracing, is_leaving=lambda: dispatcher.is_leaving)
     return _HttpServer(_http_config(edge, settings))
