@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -114,43 +115,53 @@ class Page:
         await self.command("Emulation.setEmulatedMedia", features=[feature])
 
 
-@asynccontextmanager
-async def chromium(profile: Path) -> AsyncIterator[Page]:
-    """Run a browser with one page, until the block ends; it writes into `profile` only."""
-    assert EXECUTABLE is not None
-    process = await asyncio.create_subprocess_exec(
-        EXECUTABLE,
-        *_OPTIONS,
-        f"--user-data-dir={profile}",
-        "about:blank",
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=os.environ | {"HOME": str(profile)},
-        start_new_session=True,
-    )
-    try:
-        async with connect(await _page_url(profile), max_size=None, proxy=None) as socket:
+class Browser:
+    """A browser's process."""
+
+    def __init__(self, profile: Path) -> None:
+        """Start one that writes into `profile` only."""
+        assert EXECUTABLE is not None
+        self._process = subprocess.Popen(
+            [EXECUTABLE, *_OPTIONS, f"--user-data-dir={profile}", "about:blank"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"HOME": str(profile)},
+            start_new_session=True,
+        )
+        self._port_file = profile / "DevToolsActivePort"
+
+    def stop(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    @asynccontextmanager
+    async def page(self) -> AsyncIterator[Page]:
+        """Show one more page while the block runs."""
+        port, path = await self._endpoint()
+        base = f"ws://127.0.0.1:{port}"
+        async with connect(f"{base}{path}", proxy=None) as browser:
+            opening = {"id": 1, "method": "Target.createTarget", "params": {"url": "about:blank"}}
+            await browser.send(json.dumps(opening))
+            target = json.loads(await browser.recv())["result"]["targetId"]
+        async with connect(f"{base}/devtools/page/{target}", max_size=None, proxy=None) as socket:
             page = Page(socket)
             reading = asyncio.create_task(page.read())
             for domain in ("Page", "Runtime", "Log", "Network"):
                 await page.command(f"{domain}.enable")
-            yield page
-            reading.cancel()
-            await asyncio.wait([reading])
-    finally:
-        process.terminate()
-        await process.wait()
+            try:
+                yield page
+                await page.command("Page.close")
+            finally:
+                reading.cancel()
+                await asyncio.wait([reading])
 
+    async def _endpoint(self) -> tuple[str, str]:
+        """Return the port and the path at which a browser that starts is spoken to."""
+        async with asyncio.timeout(TIMEOUT_S):
+            while not (said := self._said()).count("\n"):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        port, path = said.split("\n")[:2]
+        return port, path
 
-async def _page_url(profile: Path) -> str:
-    """Return where the page of a browser that starts is to be spoken to."""
-    port_file = profile / "DevToolsActivePort"
-    async with asyncio.timeout(TIMEOUT_S):
-        while not (said := port_file.read_text() if port_file.exists() else "").count("\n"):  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
-    port, path = said.split("\n")[:2]
-    async with connect(f"ws://127.0.0.1:{port}{path}", proxy=None) as socket:
-        await socket.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
-        targets = json.loads(await socket.recv())["result"]["targetInfos"]
-    target = next(target for target in targets if target["type"] == "page")
-    return f"ws://127.0.0.1:{port}/devtools/page/{target['targetId']}"
+    def _said(self) -> str:
+        return self._port_file.read_text() if self._port_file.exists() else ""

@@ -3,6 +3,7 @@
 import asyncio
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,7 +13,9 @@ from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.executor_client import ANSWER_TIMEOUT_S, GatewayStream, places
 from lab.models import NUM_LAYERS
 from lab.stack.executor_process import ExecutorProcess
+from tests.chromium import Browser, needs_chromium
 from tests.executor_stock import StockAnswers, near, stock_answers
+from tests.gateways import gateway_for
 from tests.stock_requests import PROMPT, SCORED, TOO_LONG
 
 pytestmark = pytest.mark.timeout(3_600)
@@ -184,3 +187,31 @@ async def test_a_watcher_sees_where_the_kv_of_each_layer_group_is(gateway: Gatew
             break
     for name, answer in answers.items():
         await gateway.abort(answer, name)
+
+
+@needs_chromium
+async def test_the_page_shows_that_layers_of_a_long_prompt_are_on_the_host(
+    executor: ExecutorProcess, tmp_path: Path
+) -> None:
+    body = {
+        "model": executor.model,
+        "prompt": TOO_LONG["long"]["prompt"],
+        "stream": True,
+        "max_tokens": 1_000,
+        "ignore_eos": True,
+    }
+    browser = Browser(tmp_path)
+    try:
+        async with gateway_for(executor) as client, browser.page() as page:
+            await client.wait_ready()
+            await page.goto(f"{client.base_url}/ui")
+            await page.until("document.querySelector('.status')?.innerText == 'live'")
+            async with client.http.stream("POST", "/v1/completions", json=body):
+                await page.until(
+                    "document.querySelector('li canvas')?.dataset.layers?.includes('O')"
+                )
+                layers = await page.value("document.querySelector('li canvas').dataset.layers")
+    finally:
+        browser.stop()
+
+    assert len(layers) == NUM_LAYERS // LAYERS_PER_GROUP

@@ -2,7 +2,8 @@
 
 import { ApiError, call, hasKey, setKey, whenKeyIsNeeded } from "./api";
 import { find, make, say } from "./dom";
-import { startView } from "./start";
+import { engineView } from "./engine";
+import { modelsView } from "./models";
 
 const GLANCE_INTERVAL_MS = 2_000;
 const THEME = "evenflow.theme";
@@ -10,7 +11,7 @@ const THEME = "evenflow.theme";
 /** Shows itself in an element until it is told to stop. */
 export type View = (into: HTMLElement) => () => void;
 
-const VIEWS: Record<string, View> = { Start: startView };
+const VIEWS: Record<string, View> = { Engine: engineView, Models: modelsView };
 
 let stop: () => void = () => {};
 

@@ -186,6 +186,11 @@ class ReaderStateMixin(VllmScheduler):
         """Return what requests share."""
         return ()
 
+    @property
+    def host_use(self) -> dict[str, Any]:
+        """Return what an `EngineObservation` says of the host's memory and the link to it."""
+        return {}
+
     def observe(self) -> dict[str, Any]:
         """Return an `EngineObservation` as plain data."""
         now_s = time.monotonic()
@@ -203,6 +208,7 @@ class ReaderStateMixin(VllmScheduler):
                 num_free_pool_blocks=pool.get_num_free_blocks(),
                 num_cached_tokens=self.num_cached_tokens,
                 prefixes=tuple(map(_observe_trunk, self.trunks)),
+                **self.host_use,
             )
         )
 

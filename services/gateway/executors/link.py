@@ -1,7 +1,7 @@
 """The connection to one executor: one multiplexed stream, remade whenever it breaks."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -155,6 +155,17 @@ class ExecutorLink:
         request = pb.DetokenizeRequest(model=session.info.model, ids=ids, fair_key=fair_key)
         with _errors_about("tokens"):
             return (await session.stub.Detokenize(request)).text
+
+    async def watch(self, max_updates_per_s: float) -> AsyncIterator[pb.WatchRequestsResponse]:
+        """Yield what the executor's scheduler sees, until its stream ends. Raises ServiceError."""
+        asked = pb.WatchRequestsRequest(max_updates_per_s=max_updates_per_s)
+        call = self._connected().stub.WatchRequests(asked)
+        try:
+            with service_errors():
+                async for update in call:
+                    yield update
+        finally:
+            call.cancel()
 
     def _connected(self) -> _Session:
         if self._session is None:

@@ -17,11 +17,14 @@ from services.gateway.anthropic.objects import MessageHead
 from services.gateway.anthropic.requests import to_generation_request as to_message_request
 from services.gateway.anthropic.requests import to_prompt
 from services.gateway.errors import UnknownModelError
+from services.gateway.executors.watches import Watches
 from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers
 from services.gateway.http.edge import IGNORED_PARAMETERS, LargeBodies, decode_json, read_body
 from services.gateway.http.faults import error_response, own_name, status_response
-from services.gateway.http.operations import GETS, INDEX, POSTS, openapi_document
+from services.gateway.http.openapi import openapi_document
+from services.gateway.http.operations import GETS, INDEX, POSTS
 from services.gateway.http.protocol import SAFE_METHODS
+from services.gateway.http.watching import WatchedEngines, updates_per_s
 from services.gateway.left_out.template_variables import without_unread
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.openai import errors as openai_errors
@@ -58,8 +61,9 @@ BODY_BYTES_PER_CONTEXT_TOKEN = 16
 class ApiRoutes:
     """Handlers of the operations, each by its id, bound to one dispatcher."""
 
-    def __init__(self, dispatcher: Dispatcher, *, keepalive_s: float) -> None:
+    def __init__(self, dispatcher: Dispatcher, watches: Watches, *, keepalive_s: float) -> None:
         self._dispatcher = dispatcher
+        self._watches = watches
         self._keepalive_s = keepalive_s
         self._started_s = int(wall_s())
         self._large_bodies = LargeBodies()
@@ -123,6 +127,13 @@ class ApiRoutes:
 
     async def metrics(self, request: Request) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    async def watch_engines(self, request: Request) -> Response:
+        rate = updates_per_s(request.query_params.get("max_updates_per_s"))
+        self._watches.check_room()
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        return WatchedEngines(self._watches, max_updates_per_s=rate, keepalive_s=self._keepalive_s)
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._body(request, TokenizeBody)
@@ -235,12 +246,12 @@ class ApiRoutes:
         return max(MIN_BODY_LIMIT_BYTES, BODY_BYTES_PER_CONTEXT_TOKEN * longest)
 
 
-def make_app(dispatcher: Dispatcher, *, keepalive_s: float) -> FastAPI:
+def make_app(dispatcher: Dispatcher, watches: Watches, *, keepalive_s: float) -> FastAPI:
     """Return the HTTP application; `HttpEdge` goes around it.
 
     A stream without an event for `keepalive_s` gets a comment; 0: never.
     """
-    routes = ApiRoutes(dispatcher, keepalive_s=keepalive_s)
+    routes = ApiRoutes(dispatcher, watches, keepalive_s=keepalive_s)
     app = FastAPI(
         title="Evenflow",
         redirect_slashes=False,

@@ -5,7 +5,7 @@ import { make } from "./dom";
 
 const INTERVAL_MS = 2_000;
 
-export function startView(into: HTMLElement): () => void {
+export function modelsView(into: HTMLElement): () => void {
   const rows = make("tbody");
   const head = make("tr", {}, ...["model", "context, tokens", "adapts"].map((n) => make("th", {}, n)));
   const note = make("p", { role: "status" });
