@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
-from lab.executor_client import ANSWER_TIMEOUT_S, GatewayStream, places
+from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, GatewayStream, places
 from lab.models import NUM_LAYERS
 from lab.stack.executor_process import ExecutorProcess
 from tests.chromium import Browser, needs_chromium
@@ -194,7 +194,7 @@ async def test_the_page_shows_that_layers_of_a_long_prompt_are_on_the_host(
     executor: ExecutorProcess, tmp_path: Path
 ) -> None:
     body = {
-        "model": executor.model,
+        "model": MODEL,
         "prompt": TOO_LONG["long"]["prompt"],
         "stream": True,
         "max_tokens": 1_000,

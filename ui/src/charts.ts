@@ -24,6 +24,7 @@ export class Curves {
     curves: Curve[],
     format: (value: number) => string,
     private readonly keep_s: number,
+    top = 0, // of the scale at least
   ) {
     this.element.append(make("figcaption", {}, title));
     this.data = [[], ...curves.map(() => [])];
@@ -34,7 +35,7 @@ export class Curves {
         width: 320,
         height: 150,
         cursor: { drag: { x: false, y: false } },
-        scales: { y: { range: (_, __, max) => [0, max || 1] } },
+        scales: { y: { range: (_, __, max) => [0, Math.max(max ?? 0, top) || 1] } },
         axes: [axis, { ...axis, size: 64, values: (_, ticks) => ticks.map(format) }],
         series: [
           {},

@@ -59,7 +59,7 @@ class Engine {
     milliseconds,
     KEEP_S,
   );
-  private readonly share = new Curves("Tokens in time", [{ label: "share", colour: "good" }], percent, KEEP_S);
+  private readonly share = new Curves("Tokens in time", [{ label: "share", colour: "good" }], percent, KEEP_S, 1);
   private readonly rows = make("ol", { class: "requests" });
   private readonly reasons = make("p", { class: "facts" });
   private readonly byId = new Map<string, RequestRow>();
