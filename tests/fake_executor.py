@@ -201,6 +201,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.delivered: dict[str, int] = {}
         self.delivered_messages: list[pb.Delivered] = []
         self.holds: list[tuple[str, bool]] = []  # in the order in which they came
+        self.paces: list[pb.RequestPace] = []  # likewise
         self.gateway_ids: list[str] = []
         self.observed = pb.WatchRequestsResponse()  # what whoever watches sees
         self.observing = open_gate()  # nobody sees anything before
@@ -332,6 +333,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             case "hold":
                 for request_hold in request.hold.requests:
                     self._hold(request_hold, session)
+            case "change_pace":
+                self.paces += request.change_pace.requests
             case "delivered":
                 self.delivered_messages.append(request.delivered)
                 for count in request.delivered.counts:

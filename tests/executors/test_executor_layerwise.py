@@ -1,6 +1,7 @@
 """A real executor with layer-wise KV behind a real channel: a prompt larger than its pool."""
 
 import asyncio
+import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from lab.models import NUM_LAYERS
 from lab.stack.executor_process import ExecutorProcess
 from tests.chromium import Browser, needs_chromium
 from tests.executor_stock import StockAnswers, near, stock_answers
-from tests.gateways import gateway_for
+from tests.gateways import Client, gateway_for
 from tests.stock_requests import PROMPT, SCORED, TOO_LONG
 
 pytestmark = pytest.mark.timeout(3_600)
@@ -215,3 +216,40 @@ async def test_the_page_shows_that_layers_of_a_long_prompt_are_on_the_host(
         browser.stop()
 
     assert len(layers) == NUM_LAYERS // LAYERS_PER_GROUP
+
+
+async def test_a_changed_pace_reaches_the_scheduler_while_the_request_runs(
+    executor: ExecutorProcess,
+) -> None:
+    body = {
+        "model": MODEL,
+        "prompt": TOO_LONG["short"]["prompt"],
+        "stream": True,
+        "max_tokens": 1_000,
+        "ignore_eos": True,
+        "evenflow": {"consumption_rate_tps": 2.0},
+    }
+    name = {"x-request-id": "paced"}
+    async with gateway_for(executor) as client:
+        await client.wait_ready()
+        async with client.http.stream("POST", "/v1/completions", json=body, headers=name) as stream:
+            await anext(stream.aiter_lines())
+            for rate_tps in (2.0, 5.0):
+                changed = await client.http.patch(
+                    "/v1/streams/paced", json={"consumption_rate_tps": rate_tps}
+                )
+                assert changed.status_code == 200
+                await seen_at(client, 1 / rate_tps)
+
+
+async def seen_at(client: Client, interval_s: float) -> None:
+    """Wait until who watches sees a request with so much time between two tokens."""
+    watch = "/v1/evenflow/watch?max_updates_per_s=20"
+    async with client.http.stream("GET", watch) as updates:
+        async for line in updates.aiter_lines():
+            if line and interval_s in [
+                request["release_interval_s"]
+                for request in json.loads(line.removeprefix("data: "))["requests"]
+            ]:
+                return
+    raise AssertionError("the watch has ended")

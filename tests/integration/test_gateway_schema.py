@@ -55,6 +55,7 @@ OPERATIONS = [
     ("GET", "/load"),
     ("GET", "/ready"),
     ("GET", "/metrics"),
+    ("PATCH", "/v1/streams/{stream_id}"),
 ]
 ENDLESS = [("GET", "/v1/evenflow/watch")]
 

@@ -8,7 +8,7 @@ import pytest
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from tests.chromium import PHONE, Browser, Page, needs_chromium
-from tests.fake_executor import MODEL, FakeExecutor
+from tests.fake_executor import MODEL, FakeExecutor, Script
 from tests.gateways import Client, gateway_for
 
 pytestmark = needs_chromium
@@ -188,6 +188,74 @@ async def test_a_stopped_engine_shows_as_such(
     await page.until("document.querySelector('#gateway').innerText == 'no engine is connected'")
 
 
+ANSWER = "document.querySelector('[data-kind=\"{kind}\"]')"
+GAPS = ANSWER + ".querySelector('.histogram').dataset.counts"  # < 20, 50, 100, 200, 500 ms, ...
+
+
+async def test_the_playground_streams_at_a_pace_that_its_slider_changes(
+    client: Client, executor: FakeExecutor, page: Page
+) -> None:
+    words = [f"word{index} " for index in range(40)]
+    executor.script = Script(texts=[pb.Token(reasoning="Well. "), *words])
+    executor.script.ending.clear()
+    paced, unpaced = ANSWER.format(kind="paced"), ANSWER.format(kind="unpaced")
+    text = "".join(words).strip()
+    await page.goto(f"{client.base_url}/ui#Playground")
+    await page.until("document.querySelector('#model').value")
+    await page.fill("#prompt", "Say much.")
+    await page.fill("#pace", "4")
+    await page.click("form.ask button")
+
+    await page.until(f"{unpaced}?.querySelector('.text').innerText.trim() == {text!r}")
+    assert await page.value(f"{paced}.querySelector('.thoughts').innerText") == "Well. "
+    # Three gaps of a quarter of a second, and not yet all of the text.
+    slow = f"JSON.parse({GAPS.format(kind='paced')}).slice(4).reduce((a, b) => a + b)"
+    await page.until(f"{slow} >= 3")
+    assert await page.value(f"{paced}.querySelector('.text').innerText.trim()") != text
+    levels = [submit.service_level for submit in executor.submits]
+    assert sorted(level.consumption_rate_tps for level in levels) == [0.0, 4.0]
+    await page.fill("#pace", "60")
+    await executor.until(lambda: bool(executor.paces))
+    num_slow = await page.value(slow)
+    await page.until(f"{paced}.querySelector('.text').innerText.trim() == {text!r}")
+    executor.script.ending.set()
+    await page.until(f"{paced}.dataset.state == 'read'")
+
+    assert executor.paces[-1].service_level.consumption_rate_tps == 60.0
+    counts = await page.value(f"JSON.parse({GAPS.format(kind='paced')})")
+    assert sum(counts) == len(words)  # the thought came first
+    assert sum(counts[:3]) > len(words) / 2  # most gaps are of the new pace
+    assert sum(counts[4:]) <= num_slow + 3
+    # The next question goes with what was said before.
+    await page.fill("#prompt", "And more?")
+    await page.click("form.ask button")
+    await page.until("document.querySelectorAll('article').length == 2")
+    await page.until(f"{paced}.dataset.state == 'read'")
+    said = [message.content for message in executor.submits[-1].chat.messages]
+    assert said == ["Say much.", "".join(words), "And more?"]
+
+
+async def test_what_is_in_deposit_is_told_beside_the_text(
+    client: Client, executor: FakeExecutor, page: Page
+) -> None:
+    executor.script = Script(texts=["word "] * 9)
+    await page.goto(f"{client.base_url}/ui#Playground")
+    await page.until("document.querySelector('#model').value")
+    await page.fill("#prompt", "Say much.")
+    await page.fill("#pace", "1")
+    await page.click("form.ask button")
+    await executor.until(lambda: len(executor.submits) == 2)
+    paced = next(one for one in executor.submits if one.service_level.consumption_rate_tps == 1.0)
+    request = pb.ObservedRequest(request_id=paced.request_id, num_generated_tokens=9)
+    executor.observed = pb.WatchRequestsResponse(requests=[request])
+
+    facts = f"{ANSWER.format(kind='paced')}.querySelector('.facts').innerText"
+    await page.until(f"/[78] in deposit/.test({facts})")
+    await page.click(".buttons button[type=button]")  # stop
+    await page.until(f"{ANSWER.format(kind='paced')}.dataset.state == 'stopped'")
+    await client.wait_idle()
+
+
 @pytest.mark.nightly
 async def test_64_requests_ten_times_a_second_leave_30_frames_a_second(
     client: Client, executor: FakeExecutor, page: Page
@@ -233,8 +301,8 @@ async def test_both_themes_and_a_phone_have_room_for_all(
     assert len(grounds) == 2
     await page.until(row("request-0"))
     await page.resize(*PHONE)
-    for view in ("Engine", "Models"):
+    for view in ("Engine", "Models", "Playground"):
         await page.click(f"a[href='#{view}']")
-        await page.until(f"document.querySelector('main').innerText.includes({MODEL!r})")
+        await page.until(f"document.querySelector('main').innerHTML.includes({MODEL!r})")
 
         assert not await page.value(OVERFLOW), view

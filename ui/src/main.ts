@@ -4,6 +4,7 @@ import { ApiError, call, hasKey, setKey, whenKeyIsNeeded } from "./api";
 import { find, make, say } from "./dom";
 import { engineView } from "./engine";
 import { modelsView } from "./models";
+import { playgroundView } from "./playground";
 
 const GLANCE_INTERVAL_MS = 2_000;
 const THEME = "evenflow.theme";
@@ -11,7 +12,7 @@ const THEME = "evenflow.theme";
 /** Shows itself in an element until it is told to stop. */
 export type View = (into: HTMLElement) => () => void;
 
-const VIEWS: Record<string, View> = { Engine: engineView, Models: modelsView };
+const VIEWS: Record<string, View> = { Engine: engineView, Playground: playgroundView, Models: modelsView };
 
 let stop: () => void = () => {};
 

@@ -47,20 +47,25 @@ const UPDATES_PER_S = 10;
 const RETRY_MS = 1_000;
 
 /** Tell `hear` what engines do, and `lost` why nothing comes, until stopped. */
-export function watch(hear: (news: EngineNews) => void, lost: (why: string) => void): () => void {
+export function watch(
+  hear: (news: EngineNews) => void,
+  lost: (why: string) => void,
+  updates_per_s = UPDATES_PER_S,
+): () => void {
   const stop = new AbortController();
-  void follow(hear, lost, stop.signal);
+  const path = `/v1/evenflow/watch?max_updates_per_s=${updates_per_s}`;
+  void follow(path, hear, lost, stop.signal);
   return () => stop.abort();
 }
 
 async function follow(
+  path: string,
   hear: (news: EngineNews) => void,
   lost: (why: string) => void,
   signal: AbortSignal,
 ): Promise<void> {
   while (!signal.aborted) {
     try {
-      const path = `/v1/evenflow/watch?max_updates_per_s=${UPDATES_PER_S}`;
       for await (const data of events(await call(path, { signal }))) hear(JSON.parse(data));
       lost("The gateway is leaving.");
     } catch (error) {

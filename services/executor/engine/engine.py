@@ -25,6 +25,7 @@ from services.executor.prompts.chat_template import known_variables
 from services.executor.prompts.preparation import Preparation
 from services.executor.prompts.prompt_renderer import PromptRenderer
 from services.executor.prompts.sampling import advised_sampling
+from services.executor.request_tag import to_extra_args
 from services.executor.settings import ExecutorSettings
 from services.executor.types import (
     Adapter,
@@ -39,6 +40,7 @@ from services.executor.types import (
     Submission,
 )
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
+from services.pacing.types import ServiceLevel
 
 log = structlog.get_logger()
 
@@ -89,6 +91,7 @@ class Engine:
         self._delivered = ReaderRelay[tuple[int, float]](self._call_deliver)
         self._turns = ReaderRelay[tuple[int, bool]](self._call_turn)
         self._holds = ReaderRelay[bool](self._call_hold)
+        self._paces = ReaderRelay[dict[str, Any]](self._call_repace)
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
         self._shutdown_timeout_s = shutdown_timeout_s(settings)
@@ -119,6 +122,7 @@ class Engine:
             asyncio.create_task(self._delivered.run(), name="delivered-relay"),
             asyncio.create_task(self._turns.run(), name="turn-relay"),
             asyncio.create_task(self._holds.run(), name="hold-relay"),
+            asyncio.create_task(self._paces.run(), name="pace-relay"),
         ]
         if self._kv.is_layerwise:
             told = await self._llm.engine_core.call_utility_async(engine_calls.DESCRIBE)
@@ -220,6 +224,10 @@ class Engine:
         """Have a request held soon, or let go on: its reader has stopped, or reads again."""
         self._holds.note(engine_id, held)
 
+    def repace(self, engine_id: str, service_level: ServiceLevel) -> None:
+        """Let the scheduler know soon what a request is promised from now on. Returns at once."""
+        self._paces.note(engine_id, to_extra_args(service_level))
+
     async def _call_deliver(self, counts: dict[str, tuple[int, float]]) -> None:
         await self._llm.engine_core.call_utility_async(engine_calls.DELIVER, counts)
 
@@ -228,6 +236,9 @@ class Engine:
 
     async def _call_hold(self, holds: dict[str, bool]) -> None:
         await self._llm.engine_core.call_utility_async(engine_calls.HOLD, holds)
+
+    async def _call_repace(self, paces: dict[str, dict[str, Any]]) -> None:
+        await self._llm.engine_core.call_utility_async(engine_calls.REPACE, paces)
 
     async def observe(self) -> EngineObservation:
         """Return what the scheduler sees now, between two steps; never returns if it has died."""

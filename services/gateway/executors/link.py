@@ -24,6 +24,7 @@ from services.kit.errors import InvalidRequestError, ServiceError, UnavailableEr
 from services.kit.rpc import make_channel, service_errors
 from services.kit.telemetry.trace_context import TraceContext
 from services.kit.transport import PLAIN, Transport
+from services.pacing.types import ServiceLevel
 
 log = structlog.get_logger()
 
@@ -178,6 +179,11 @@ class ExecutorLink:
             return False
         self._session.outbox.hold(request_id, held)
         return True
+
+    def pace(self, request_id: str, level: ServiceLevel) -> None:
+        """Pass on what a request is promised from now on; ignored if it is not in hand."""
+        if self._session is not None and request_id in self._session.inflight:
+            self._session.outbox.pace(request_id, level)
 
     async def run(self) -> None:
         """Keep the stream open until cancelled. Never raises because of the executor."""

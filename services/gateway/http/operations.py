@@ -42,7 +42,7 @@ from services.gateway.openai.responses import (
     ChatForm,
     model_entry,
 )
-from services.gateway.openai.sampled import HEADERS_BY_BOUND
+from services.gateway.openai.sampled import HEADERS_BY_BOUND, PaceBody
 from services.gateway.responses_api import schemas as responses_api
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
@@ -345,6 +345,27 @@ _ONE_MODEL = {
     "schema": {"type": "string", "minLength": 1},
 }
 
+_ONE_STREAM = {
+    "name": "stream_id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "minLength": 1},
+}
+_PACE = {"slo_tbt_ms": None, "consumption_rate_tps": 12.0}
+
+PATCHES: Mapping[str, Operation] = MappingProxyType(
+    {
+        "/v1/streams/{stream_id}": Operation(
+            summary="Change pace",
+            body=PaceBody,
+            asked=[_PACE],
+            answer=openai.Pace,
+            told={"id": _ID, "slo_tpot_ms": None, **_PACE},
+            parameters=[_ONE_STREAM],
+            faults=(*_WITH_KEYS, 404, 413, 415),
+        )
+    }
+)
 POSTS: Mapping[str, Operation] = MappingProxyType(_posts())
 GETS: Mapping[str, Operation] = MappingProxyType(
     {

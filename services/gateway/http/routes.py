@@ -22,11 +22,12 @@ from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers
 from services.gateway.http.edge import IGNORED_PARAMETERS, LargeBodies, decode_json, read_body
 from services.gateway.http.faults import error_response, own_name, status_response
 from services.gateway.http.openapi import openapi_document
-from services.gateway.http.operations import GETS, INDEX, POSTS
+from services.gateway.http.operations import GETS, INDEX, PATCHES, POSTS
 from services.gateway.http.protocol import SAFE_METHODS
 from services.gateway.http.watching import WatchedEngines, updates_per_s
 from services.gateway.left_out.template_variables import without_unread
 from services.gateway.live.dispatcher import Dispatcher
+from services.gateway.live.repacing import repace
 from services.gateway.openai import errors as openai_errors
 from services.gateway.openai.bodies import (
     ChatCompletionBody,
@@ -37,8 +38,14 @@ from services.gateway.openai.bodies import (
 )
 from services.gateway.openai.parsing import BodyT, parse_body
 from services.gateway.openai.requests import to_generation_requests
-from services.gateway.openai.responses import AnswerHead, AnswerKind, ChatForm, model_entry
-from services.gateway.openai.sampled import SampledBody
+from services.gateway.openai.responses import (
+    AnswerHead,
+    AnswerKind,
+    ChatForm,
+    model_entry,
+    pace_entry,
+)
+from services.gateway.openai.sampled import PACE_NAMES, PaceBody, SampledBody
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
 from services.gateway.responses_api.objects import response_head
@@ -127,6 +134,12 @@ class ApiRoutes:
 
     async def metrics(self, request: Request) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    async def change_pace(self, request: Request) -> Response:
+        body = await self._body(request, PaceBody)
+        name = RequestId(request.path_params["stream_id"])
+        level = repace(self._dispatcher, name, body.stated(), PACE_NAMES)
+        return JSONResponse(pace_entry(name, level))
 
     async def watch_engines(self, request: Request) -> Response:
         rate = updates_per_s(request.query_params.get("max_updates_per_s"))
@@ -260,6 +273,8 @@ def make_app(dispatcher: Dispatcher, watches: Watches, *, keepalive_s: float) ->
     for path, operation in {**POSTS, **GETS}.items():  # a path in both is answered alike
         methods = [*SAFE_METHODS] * (path in GETS) + ["POST"] * (path in POSTS)
         app.add_api_route(path, getattr(routes, operation.id), methods=methods)
+    for path, operation in PATCHES.items():
+        app.add_api_route(path, getattr(routes, operation.id), methods=["PATCH"])
     app.openapi_schema = openapi_document(VERSION)
     return app
 

@@ -161,3 +161,15 @@ def test_without_a_limit_no_reader_has_enough() -> None:
     buffer.generated(10_000, now_s=0.0)
 
     assert not buffer.has_enough(0.0, rests=False)
+
+
+def test_a_new_pace_is_what_later_tokens_are_late_by() -> None:
+    buffer = RequestBuffer(ServiceLevel(consumption_rate_tps=1.0))
+    buffer.generated(1, 10.0)
+    assert buffer.slack_s(10.0) == 1.0
+
+    buffer.repace(ServiceLevel(consumption_rate_tps=4.0), 10.0)
+
+    assert (buffer.rate_tps, buffer.interval_s, buffer.slack_s(10.0)) == (4.0, 0.25, 0.25)
+    buffer.generated(2, 10.5)
+    assert buffer.num_late == 1
