@@ -100,6 +100,30 @@ class Page:
             f"(document.querySelector({json.dumps(selector)}))"
         )
 
+    async def hover(self, selector: str, x: float, y: float) -> None:
+        """Move the mouse to a place in an element, in fractions of its size."""
+        await self._mouse("mouseMoved", selector, (x, y), button="none")
+
+    async def drag(
+        self, selector: str, begin: tuple[float, float], end: tuple[float, float]
+    ) -> None:
+        """Move the mouse through an element with its button down."""
+        await self._mouse("mousePressed", selector, begin)
+        await self._mouse("mouseMoved", selector, end)
+        await self._mouse("mouseReleased", selector, end)
+
+    async def _mouse(
+        self, kind: str, selector: str, place: tuple[float, float], *, button: str = "left"
+    ) -> None:
+        rect = await self.value(
+            f"(r => [r.x, r.y, r.width, r.height])"
+            f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"
+        )
+        x, y = (rect[axis] + place[axis] * (rect[2 + axis] - 1) for axis in (0, 1))
+        await self.command(
+            "Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, clickCount=1
+        )
+
     async def resize(self, width: int, height: int) -> None:
         await self.command(
             "Emulation.setDeviceMetricsOverride",

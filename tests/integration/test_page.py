@@ -1,6 +1,7 @@
 """The page at `/ui`, in a browser."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -256,6 +257,53 @@ async def test_what_is_in_deposit_is_told_beside_the_text(
     await client.wait_idle()
 
 
+OPEN = """(() => {{
+  const files = new DataTransfer(), input = document.querySelector('#results');
+  for (const [name, content] of Object.entries({files}))
+    files.items.add(new File([content], name));
+  input.files = files.files;
+  input.dispatchEvent(new Event('change'));
+}})()"""
+
+
+async def test_results_are_opened_compared_and_zoomed_into(client: Client, page: Page) -> None:
+    cells = [
+        {"policy": policy, "rate_per_s": rate, "seed": seed, "tbt": share + seed / 10, "ttft_s": 9}
+        for policy, share in (("vllm", 0.5), ("evenflow", 0.8))
+        for rate in (1, 2, 4)
+        for seed in (0, 1)
+    ]
+    bench = {"duration": 12.5, "ttfts": [0.1, 0.2, 0.4], "itls": [[0.01, 0.03], [0.02]]}
+    files = {
+        "simulated.json": json.dumps({"cells": cells}),
+        "run.json": json.dumps(bench),
+        "else.json": "{",
+    }
+    await page.goto(f"{client.base_url}/ui#Compare")
+    await page.value(OPEN.format(files=json.dumps(files)))
+
+    await page.until("document.querySelectorAll('figure canvas').length == 3")
+    text = await page.text()
+    for said in (
+        "no such results: else.json",
+        "vllm",
+        "evenflow",
+        "time to first token, s",
+        "12.5",
+    ):
+        assert said in text
+    figures = "[...document.querySelector('#figure').options].map((one) => one.value)"
+    assert await page.value(figures) == ["tbt", "ttft_s"]
+    await page.hover("figure .u-over", 0.5, 0.5)
+    await page.until("document.querySelector('figure .u-value').innerText == '2'")
+    hovered = "[...document.querySelectorAll('figure .u-legend')[0].querySelectorAll('.u-value')]"
+    values = await page.value(f"{hovered}.map((one) => one.innerText)")
+    assert values == ["2", "0.55", "0.85"]  # means over seeds
+    await page.drag("figure .u-over", (0.6, 0.5), (1.0, 0.5))  # the rates 2 and 1 are out of it
+    await page.hover("figure .u-over", 0.5, 0.6)
+    await page.until("document.querySelector('figure .u-value').innerText == '4'")
+
+
 @pytest.mark.nightly
 async def test_64_requests_ten_times_a_second_leave_30_frames_a_second(
     client: Client, executor: FakeExecutor, page: Page
@@ -301,8 +349,13 @@ async def test_both_themes_and_a_phone_have_room_for_all(
     assert len(grounds) == 2
     await page.until(row("request-0"))
     await page.resize(*PHONE)
-    for view in ("Engine", "Models", "Playground"):
+    for view, shown in (
+        ("Engine", MODEL),
+        ("Models", MODEL),
+        ("Playground", MODEL),
+        ("Compare", "evenflow bench"),
+    ):
         await page.click(f"a[href='#{view}']")
-        await page.until(f"document.querySelector('main').innerHTML.includes({MODEL!r})")
+        await page.until(f"document.querySelector('main').innerHTML.includes({shown!r})")
 
         assert not await page.value(OVERFLOW), view

@@ -2,6 +2,7 @@
 
 import { ApiError, call, hasKey, setKey, whenKeyIsNeeded } from "./api";
 import { find, make, say } from "./dom";
+import { compareView } from "./compare";
 import { engineView } from "./engine";
 import { modelsView } from "./models";
 import { playgroundView } from "./playground";
@@ -12,7 +13,7 @@ const THEME = "evenflow.theme";
 /** Shows itself in an element until it is told to stop. */
 export type View = (into: HTMLElement) => () => void;
 
-const VIEWS: Record<string, View> = { Engine: engineView, Playground: playgroundView, Models: modelsView };
+const VIEWS: Record<string, View> = { Engine: engineView, Playground: playgroundView, Compare: compareView, Models: modelsView };
 
 let stop: () => void = () => {};
 
