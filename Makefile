@@ -15,13 +15,14 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-chaos test-exact test-layerwise test-engines test-drawn test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
+.PHONY: help lock setup proto lint types ui test-ui models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-chaos test-exact test-layerwise test-engines test-drawn test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
 
 LOCK := $(BIN)/uv pip compile pyproject.toml --universal --python-version 3.11 --no-annotate --no-header --quiet \
   --overrides requirements/overrides.txt --extra-index-url $(TORCH_INDEX) --index-strategy unsafe-best-match
+BUILT := services/gateway/http/built
 SERVICES_LOCKED := gateway planner tracker executor-cpu
 
 lock: ## resolve every lock file in requirements/ anew (needs PyTorch's package index)
@@ -64,6 +65,15 @@ lint: setup ## ruff, import contracts, and buf where npx is installed
 
 types: setup ## mypy --strict
 	$(BIN)/mypy
+
+ui: ## build the page of /ui into the gateway's package (needs npm)
+	npm ci --prefix ui --no-audit --no-fund
+	cd ui && npm run --silent check && npm run --silent build
+
+test-ui: ## building the page gives what is committed
+	@if command -v npm >/dev/null && npm ci --prefix ui --no-audit --no-fund; then cd ui && npm run --silent check \
+	&& node build.mjs ../.cache/ui && diff -r ../.cache/ui ../$(BUILT) && echo "the page is what its sources give"; \
+	else echo "the page is not built again: npm cannot install its packages"; fi
 
 models: setup ## make the models: the untrained one for exactness, and the demo's
 	$(BIN)/python -m lab.models
@@ -181,6 +191,7 @@ soak: setup models ## layer-wise KV: 2,000 requests with random everything (10 m
 nightly: setup ## what `make test` draws from or leaves out, at length
 	rm -rf .cache/reference
 	$(MAKE) test-product
+	$(MAKE) test-ui
 	$(MAKE) test-clients
 	$(MAKE) test-client-programs
 	$(MAKE) test-fuzz

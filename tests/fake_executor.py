@@ -213,8 +213,13 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.delivered: dict[str, int] = {}
         self.delivered_messages: list[pb.Delivered] = []
         self.holds: list[tuple[str, bool]] = []  # in the order in which they came
+        self.paces: list[pb.RequestPace] = []  # likewise
         self.gateway_ids: list[str] = []
         self.epochs: list[int] = []  # of its streams
+        self.observed = pb.WatchRequestsResponse()  # what whoever watches sees
+        self.observing = open_gate()  # nobody sees anything before
+        self.watched_at: list[float] = []  # rates asked for
+        self.num_watchers = 0
         self.session: Session | None = None  # newest
         self.port = free_port()
         self._server: aio.Server | None = None
@@ -272,6 +277,19 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self, request: pb.GetLoadRequest, context: aio.ServicerContext
     ) -> pb.GetLoadResponse:
         return pb.GetLoadResponse()
+
+    async def WatchRequests(  # noqa: N802
+        self, request: pb.WatchRequestsRequest, context: aio.ServicerContext
+    ) -> AsyncIterator[pb.WatchRequestsResponse]:
+        self.watched_at.append(request.max_updates_per_s)
+        self.num_watchers += 1
+        try:
+            while True:
+                await self.observing.wait()
+                yield self.observed
+                await asyncio.sleep(1 / request.max_updates_per_s)
+        finally:
+            self.num_watchers -= 1
 
     async def Tokenize(  # noqa: N802
         self, request: pb.TokenizeRequest, context: aio.ServicerContext
@@ -332,6 +350,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             case "hold":
                 for request_hold in request.hold.requests:
                     self._hold(request_hold, session)
+            case "change_pace":
+                self.paces += request.change_pace.requests
             case "delivered":
                 self.delivered_messages.append(request.delivered)
                 for count in request.delivered.counts:

@@ -45,6 +45,34 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "a new pace leaves what waits as it was",
+        "services/gateway/live/pacer.py",
+        "turn_s = self._turn_s if read_s is None else read_s - self._interval_s",
+        "turn_s = self._turn_s",
+        ("tests/unit/gateway/live/test_pacer.py",),
+    ),
+    Mutation(
+        "a new pace makes the scheduler read again",
+        "services/pacing/deposit.py",
+        "start = max(first, bisect_right(self._due_s, now_s))",
+        "start = first",
+        ("tests/unit/pacing/test_deposit.py",),
+    ),
+    Mutation(
+        "the scheduler does not hear of a new pace",
+        "services/gateway/live/repacing.py",
+        "live.route.link.pace(live.route.ref.request_id, level)",
+        "pass",
+        ("tests/integration/test_gateway_repacing.py",),
+    ),
+    Mutation(
+        "anybody's stream may be given another pace",
+        "services/gateway/live/dispatcher.py",
+        "if named := [live for live in named if live.generation.caller == caller]:",
+        "if named:",
+        ("tests/integration/test_gateway_repacing.py",),
+    ),
+    Mutation(
         "seal without copy",
         f"{EXECUTOR}/copies/device/lane.py",
         "self.issue(Chunk(job, 0, len(job.slots)), source_is_stable=False)",

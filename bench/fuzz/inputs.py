@@ -22,7 +22,7 @@ from bench.fuzz.types import Input, Kind
 from bench.gateway.synthetic_executor import MODEL
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from lab.drawn_messages import messages_of
-from services.gateway.http.operations import openapi_document
+from services.gateway.http.openapi import openapi_document
 
 ROUND = 20  # of one strategy
 BATCH = 500  # in a line

@@ -242,6 +242,11 @@ def load_to_proto(load: EngineLoad, *, num_deposited_tokens: int) -> pb.GetLoadR
     return write(load, pb.GetLoadResponse, num_deposited_tokens=num_deposited_tokens)
 
 
+def pace_from_proto(pace: pb.RequestPace) -> tuple[str, ServiceLevel]:
+    """Return a request and what it is promised. Raises InvalidRequestError."""
+    return pace.request_id, read(ServiceLevel, pace.service_level, "change_pace.service_level")
+
+
 def watch_interval_s(request: pb.WatchRequestsRequest) -> float:
     """Return the time between two updates; InvalidRequestError for an impossible rate."""
     rate = request.max_updates_per_s or DEFAULT_UPDATES_PER_S

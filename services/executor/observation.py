@@ -64,6 +64,9 @@ class EngineObservation:
     num_free_pool_blocks: int = 0
     num_cached_tokens: int = 0  # on the host, for requests that begin with them
     prefixes: tuple[PrefixObservation, ...] = ()  # that requests share
+    num_host_blocks: int = 0
+    num_free_host_blocks: int = 0
+    link_bytes_per_s: float | None = None  # from host to pool, while busy; None: not known
 
 
 _OBSERVATION = TypeAdapter(EngineObservation)

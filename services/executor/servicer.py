@@ -81,6 +81,8 @@ async def _read(messages: AsyncIterator[pb.StreamRequest], session: Session) -> 
                 session.take_delivered((c.request_id, c.num_delivered_tokens) for c in counts)
             case "hold":
                 session.hold((r.request_id, r.held) for r in message.hold.requests)
+            case "change_pace":
+                session.repace(map(convert.pace_from_proto, message.change_pace.requests))
             case kind:
                 raise InvalidRequestError(f"unexpected message: {kind}", field=kind or "message")
 

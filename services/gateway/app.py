@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
@@ -23,8 +24,10 @@ from services.gateway.access.api_keys import ApiKeys
 from services.gateway.access.key_sources import FileKeys, KeySource, RedisKeys, follow
 from services.gateway.executors.heartbeat import StallLimits
 from services.gateway.executors.link import ExecutorLink, LinkOptions
+from services.gateway.executors.watches import Watches
 from services.gateway.http.edge import HttpEdge, allow_origins
 from services.gateway.http.guard import GrpcGuard, HttpGuard
+from services.gateway.http.page import add_page
 from services.gateway.http.protocol import BoundedHttpProtocol, ConnectionLimits, Connections
 from services.gateway.http.routes import make_app
 from services.gateway.live.dispatcher import Dispatcher, DispatchLimits
@@ -93,7 +96,13 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             following = follow(key_source, keys, interval_s=settings.api_keys_refresh_s)
             background.append(tasks.create_task(following))
         rpc_server = _rpc_server(settings, dispatcher, keys)
-        http_server = _http_server(settings, dispatcher, keys, tracing)
+
+        def is_leaving() -> bool:
+            return dispatcher.is_leaving
+
+        watches = Watches(links, is_leaving=is_leaving)
+        app = make_app(dispatcher, watches, keepalive_s=settings.sse_keepalive_s)
+        http_server = _http_server(app, settings, keys, tracing, is_leaving)
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
         background.append(tasks.create_task(_follow_readiness(dispatcher, rpc_server, news)))
@@ -147,11 +156,16 @@ def _rpc_server(settings: GatewaySettings, dispatcher: Dispatcher, keys: ApiKeys
 
 
 def _http_server(
-    settings: GatewaySettings, dispatcher: Dispatcher, keys: ApiKeys, tracing: Tracing
+    app: FastAPI,
+    settings: GatewaySettings,
+    keys: ApiKeys,
+    tracing: Tracing,
+    is_leaving: Callable[[], bool],
 ) -> _HttpServer:
-    app = make_app(dispatcher, keepalive_s=settings.sse_keepalive_s)
+    if settings.ui:
+        add_page(app)
     guarded = allow_origins(HttpGuard(app, keys, settings.hosts), settings.cors_origins)
-    edge = HttpEdge(guarded, tracing, is_leaving=lambda: dispatcher.is_leaving)
+    edge = HttpEdge(guarded, tracing, is_leaving=is_leaving)
     return _HttpServer(_http_config(edge, settings))
 
 

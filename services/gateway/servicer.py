@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway import convert
 from services.gateway.access.api_keys import bind_address
 from services.gateway.live.dispatcher import Dispatcher
+from services.gateway.live.repacing import repace
 from services.gateway.types import Finish, GenerationRequest, RequestId, Token
 from services.generation.convert import prompt_to_proto, sampling_from_proto
 from services.generation.logprobs import EchoedPrompt
@@ -16,6 +18,11 @@ from services.generation.sampling_params import SamplingParams
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import REQUEST_ID_KEY, Context, current_request_id
 from services.kit.telemetry.tracing import bind_parent, context_from
+from services.pacing.deposit import release_interval_s
+
+PACE_FIELDS = MappingProxyType(
+    {name: name for name in ("consumption_rate_tps", "slo_tpot_s", "slo_tbt_s")}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,16 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
             raise InvalidRequestError("request_id is required", field="request_id")
         self._dispatcher.cancel(RequestId(request.request_id))
         return pb.CancelResponse()
+
+    async def ChangePace(
+        self, request: pb.ChangePaceRequest, context: Context
+    ) -> pb.ChangePaceResponse:
+        if not request.request_id:
+            raise InvalidRequestError("request_id is required", field="request_id")
+        bounds = {field.name for field, _ in request.ListFields()} - {"request_id"}
+        stated = {name: getattr(request, name) or None for name in bounds}
+        level = repace(self._dispatcher, RequestId(request.request_id), stated, PACE_FIELDS)
+        return pb.ChangePaceResponse(release_interval_s=release_interval_s(level))
 
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context

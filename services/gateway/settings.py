@@ -74,6 +74,7 @@ class GatewaySettings(ServiceSettings):
     # Origins whose pages may call from a browser, "https://a.example,http://localhost:3000", or "*"
     # for all; empty: none.
     cors_origins: str = ""
+    ui: bool = True  # serve the page at /ui; false: 404
     sse_keepalive_s: float = Field(default=15.0, ge=0)  # comment in a silent stream; 0: none
     # Tokens that are due and that a reader has not taken, from which its generation is held.
     max_undelivered_tokens: int = Field(default=256, ge=1)

@@ -116,6 +116,21 @@ class ReaderModel:
         for due_s in since:
             self.generated(min(due_s, now_s))
 
+    def repace(self, interval_s: float, now_s: float) -> None:
+        """Take over that tokens which are not due by `now_s`, and those to come, are read
+        `interval_s` apart.
+        """
+        self._interval_s = interval_s
+        first, turn_before_s = self._run
+        start = max(first, bisect_right(self._due_s, now_s))
+        num_waiting = len(self._due_s) - start
+        if not self.reads or num_waiting <= 0:
+            return
+        del self._due_s[start:]
+        self.turn_s = self._due_s[-1] if start > first else turn_before_s
+        for _ in range(num_waiting):
+            self.generated(now_s)
+
     def delivered(self, num_delivered: int, now_s: float) -> None:
         """Take over a delivered count that was true at `now_s`."""
         if num_delivered > self._num_reported:

@@ -93,6 +93,12 @@ class RequestBuffer:
         """Take over that tokens from `index` on are read, or are not, and those to come."""
         self._reader.turned(index, reads=reads, now_s=now_s)
 
+    def repace(self, service_level: ServiceLevel, now_s: float) -> None:
+        """Take over what is promised from now on; when text goes out is as before."""
+        self.service_level = service_level
+        self.interval_s = release_interval_s(service_level)
+        self._reader.repace(self.interval_s, now_s)
+
     def deliver(self, num_delivered: int, counted_s: float) -> None:
         """Take over how many tokens the reader had at `counted_s`, which may be a while ago.
 

@@ -14,7 +14,7 @@ import pytest
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
-from services.gateway.http.operations import openapi_document
+from services.gateway.http.openapi import openapi_document
 from tests.fake_executor import MODEL, FakeExecutor
 from tests.gateways import Client, gateway_for
 

@@ -1,19 +1,23 @@
 """A real executor with layer-wise KV behind a real channel: a prompt larger than its pool."""
 
 import asyncio
+import json
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
-from lab.executor_client import ANSWER_TIMEOUT_S, GatewayStream, places
+from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, GatewayStream, places
 from lab.models import NUM_LAYERS
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.processes import EXIT_TIMEOUT_S
+from tests.chromium import Browser, needs_chromium
 from tests.executor_stock import StockAnswers, near, stock_answers
+from tests.gateways import Client, gateway_for
 from tests.stock_requests import PROMPT, SCORED, TOO_LONG
 
 pytestmark = pytest.mark.timeout(3_600)
@@ -185,6 +189,71 @@ async def test_a_watcher_sees_where_the_kv_of_each_layer_group_is(gateway: Gatew
             break
     for name, answer in answers.items():
         await gateway.abort(answer, name)
+
+
+@needs_chromium
+async def test_the_page_shows_that_layers_of_a_long_prompt_are_on_the_host(
+    executor: ExecutorProcess, tmp_path: Path
+) -> None:
+    body = {
+        "model": MODEL,
+        "prompt": TOO_LONG["long"]["prompt"],
+        "stream": True,
+        "max_tokens": 1_000,
+        "ignore_eos": True,
+    }
+    browser = Browser(tmp_path)
+    try:
+        async with gateway_for(executor) as client, browser.page() as page:
+            await client.wait_ready()
+            await page.goto(f"{client.base_url}/ui")
+            await page.until("document.querySelector('.status')?.innerText == 'live'")
+            async with client.http.stream("POST", "/v1/completions", json=body):
+                await page.until(
+                    "document.querySelector('li canvas')?.dataset.layers?.includes('O')"
+                )
+                layers = await page.value("document.querySelector('li canvas').dataset.layers")
+    finally:
+        browser.stop()
+
+    assert len(layers) == NUM_LAYERS // LAYERS_PER_GROUP
+
+
+async def test_a_changed_pace_reaches_the_scheduler_while_the_request_runs(
+    executor: ExecutorProcess,
+) -> None:
+    body = {
+        "model": MODEL,
+        "prompt": TOO_LONG["short"]["prompt"],
+        "stream": True,
+        "max_tokens": 1_000,
+        "ignore_eos": True,
+        "evenflow": {"consumption_rate_tps": 2.0},
+    }
+    name = {"x-request-id": "paced"}
+    async with gateway_for(executor) as client:
+        await client.wait_ready()
+        async with client.http.stream("POST", "/v1/completions", json=body, headers=name) as stream:
+            await anext(stream.aiter_lines())
+            for rate_tps in (2.0, 5.0):
+                changed = await client.http.patch(
+                    "/v1/streams/paced", json={"consumption_rate_tps": rate_tps}
+                )
+                assert changed.status_code == 200
+                await seen_at(client, 1 / rate_tps)
+
+
+async def seen_at(client: Client, interval_s: float) -> None:
+    """Wait until who watches sees a request with so much time between two tokens."""
+    watch = "/v1/evenflow/watch?max_updates_per_s=20"
+    async with client.http.stream("GET", watch) as updates:
+        async for line in updates.aiter_lines():
+            if line and interval_s in [
+                request["release_interval_s"]
+                for request in json.loads(line.removeprefix("data: "))["requests"]
+            ]:
+                return
+    raise AssertionError("the watch has ended")
 
 
 async def test_who_leaves_says_so_and_lets_what_is_live_end(

@@ -141,3 +141,33 @@ async def test_a_page_of_a_listed_origin_alone_may_call_into_a_private_network(
     assert allowed == (PAGE if status == 200 else None)
     if status == 200:
         assert preflight.headers["access-control-allow-private-network"] == "true"
+
+
+async def test_the_page_needs_no_key_and_tells_nothing(executor, tmp_path) -> None:
+    (tmp_path / "keys.toml").write_text(KEYS)
+    async with gateway_for(executor, api_keys_file=tmp_path / "keys.toml") as client:
+        await client.wait_ready()
+        for path in ("/ui", "/ui/", "/ui/ui.js", "/ui/ui.css", "/ui/licences.txt"):
+            response = await client.http.get(path)
+            assert response.status_code == 200
+            assert response.headers["content-security-policy"].startswith("default-src 'none'; ")
+            assert response.headers["x-content-type-options"] == "nosniff"
+            assert "test-model" not in response.text
+            assert (await client.http.head(path)).headers["etag"] == response.headers["etag"]
+            seen = {"if-none-match": response.headers["etag"]}
+            assert (await client.http.get(path, headers=seen)).status_code == 304
+        for path in ("/uix", "/v1/models", "/metrics"):
+            assert (await client.http.get(path)).status_code == 401
+        for path in ("/ui/sources.sha256", "/ui/..%2fpage.py", "/ui/../metrics"):
+            assert (await client.http.get(path)).status_code in (401, 404)
+        strange = await client.http.get("/ui", headers={"host": "evil.example"})
+        assert strange.status_code == 200  # with keys any name may be called
+
+
+async def test_the_page_answers_to_the_gateway_s_own_names_only_and_can_be_off(executor) -> None:
+    async with gateway_for(executor) as client:
+        strange = await client.http.get("/ui", headers={"host": "evil.example"})
+        assert strange.status_code == 403
+    async with gateway_for(executor, ui=False) as client:
+        for path in ("/ui", "/ui/ui.js"):
+            assert (await client.http.get(path)).status_code == 404

@@ -27,7 +27,7 @@ from services.executor.prompts.chat_template import known_variables
 from services.executor.prompts.preparation import Preparation
 from services.executor.prompts.prompt_renderer import PromptRenderer
 from services.executor.prompts.sampling import advised_sampling
-from services.executor.request_tag import Begun, with_begun
+from services.executor.request_tag import Begun, to_extra_args, with_begun
 from services.executor.settings import ExecutorSettings
 from services.executor.types import (
     Adapter,
@@ -44,6 +44,7 @@ from services.executor.types import (
 )
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit.fair_turns import FairTurns
+from services.pacing.types import ServiceLevel
 
 log = structlog.get_logger()
 
@@ -100,6 +101,7 @@ class Engine:
         self._turns = ReaderRelay[tuple[int, bool]](self._call_turn)
         self._holds = ReaderRelay[bool](self._call_hold)
         self._replays = FairTurns()  # each has the interpreter while it runs
+        self._paces = ReaderRelay[dict[str, Any]](self._call_repace)
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
         self._shutdown_timeout_s = shutdown_timeout_s(settings)
@@ -130,6 +132,7 @@ class Engine:
             asyncio.create_task(self._delivered.run(), name="delivered-relay"),
             asyncio.create_task(self._turns.run(), name="turn-relay"),
             asyncio.create_task(self._holds.run(), name="hold-relay"),
+            asyncio.create_task(self._paces.run(), name="pace-relay"),
         ]
         if self._kv.is_layerwise:
             told = await self._llm.engine_core.call_utility_async(engine_calls.DESCRIBE)
@@ -266,6 +269,10 @@ class Engine:
         """Have a request held soon, or let go on: its reader has stopped, or reads again."""
         self._holds.note(engine_id, held)
 
+    def repace(self, engine_id: str, service_level: ServiceLevel) -> None:
+        """Let the scheduler know soon what a request is promised from now on. Returns at once."""
+        self._paces.note(engine_id, to_extra_args(service_level))
+
     async def _call_deliver(self, counts: dict[str, tuple[int, float]]) -> None:
         await self._llm.engine_core.call_utility_async(engine_calls.DELIVER, counts)
 
@@ -274,6 +281,9 @@ class Engine:
 
     async def _call_hold(self, holds: dict[str, bool]) -> None:
         await self._llm.engine_core.call_utility_async(engine_calls.HOLD, holds)
+
+    async def _call_repace(self, paces: dict[str, dict[str, Any]]) -> None:
+        await self._llm.engine_core.call_utility_async(engine_calls.REPACE, paces)
 
     async def observe(self) -> EngineObservation:
         """Return what the scheduler sees now, between two steps; never returns if it has died."""

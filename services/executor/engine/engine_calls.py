@@ -12,6 +12,7 @@ from vllm.v1.engine.core import EngineCore
 DELIVER = "evenflow_deliver"
 TURN = "evenflow_turn"
 HOLD = "evenflow_hold"
+REPACE = "evenflow_repace"
 OBSERVE = "evenflow_observe"
 HELD = "evenflow_held"
 DESCRIBE = "evenflow_describe"
@@ -23,6 +24,7 @@ def install() -> None:
     setattr(EngineCore, DELIVER, _deliver)
     setattr(EngineCore, TURN, _turn)
     setattr(EngineCore, HOLD, _hold)
+    setattr(EngineCore, REPACE, _repace)
     setattr(EngineCore, OBSERVE, _observe)
     setattr(EngineCore, HELD, _held)
     setattr(EngineCore, DESCRIBE, _describe)
@@ -41,6 +43,11 @@ def _turn(core: Any, turns: dict[str, tuple[int, bool]]) -> None:
 def _hold(core: Any, holds: dict[str, bool]) -> None:
     """Hold requests back or let them go on; see `ReaderStateMixin.hold`."""
     core.scheduler.hold(holds)
+
+
+def _repace(core: Any, paces: dict[str, dict[str, Any]]) -> None:
+    """Take over what requests are promised from now on; see `ReaderStateMixin.repace`."""
+    core.scheduler.repace(paces)
 
 
 def _observe(core: Any) -> dict[str, Any]:

@@ -220,6 +220,16 @@ class ReaderStateMixin(VllmScheduler):
                 record.buffer.on_hold = held
                 (record.hold if held else record.release)(Hold.READER, now_s)
 
+    def repace(self, paces: dict[str, dict[str, Any]]) -> None:
+        """Take over what requests are promised from now on, as `to_extra_args` packs it; by the
+        engine's ids. Ids of requests that are gone are ignored.
+        """
+        now_s = time.monotonic()
+        for request_id, packed in paces.items():
+            record = self.records.get(request_id)
+            if record is not None:
+                record.buffer.repace(from_extra_args(packed), now_s)
+
     @property
     def num_cached_tokens(self) -> int:
         """Return the tokens whose KV is on the host, for requests that begin with them."""
@@ -229,6 +239,11 @@ class ReaderStateMixin(VllmScheduler):
     def trunks(self) -> Iterable[Trunk]:
         """Return what requests share."""
         return ()
+
+    @property
+    def host_use(self) -> dict[str, Any]:
+        """Return what an `EngineObservation` says of the host's memory and the link to it."""
+        return {}
 
     def observe(self) -> dict[str, Any]:
         """Return an `EngineObservation` as plain data."""
@@ -247,6 +262,7 @@ class ReaderStateMixin(VllmScheduler):
                 num_free_pool_blocks=pool.get_num_free_blocks(),
                 num_cached_tokens=self.num_cached_tokens,
                 prefixes=tuple(map(_observe_trunk, self.trunks)),
+                **self.host_use,
             )
         )
 

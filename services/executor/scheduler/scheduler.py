@@ -319,6 +319,15 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         return owner.host.cache.num_columns * owner.geometry.block_size
 
     @property
+    def host_use(self) -> dict[str, Any]:
+        host = self.block_owner.host
+        return {
+            "num_host_blocks": host.num_ready,
+            "num_free_host_blocks": host.num_free,
+            "link_bytes_per_s": self.loop.meter.rates().h2d_bytes_per_s,
+        }
+
+    @property
     def trunks(self) -> Iterable[Trunk]:
         return self.block_owner.trunks.all
 

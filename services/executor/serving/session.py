@@ -28,6 +28,7 @@ from services.generation.lifecycle import RequestStatus
 from services.generation.logprobs import EchoedPrompt
 from services.kit.rpc import bind_request_id
 from services.kit.telemetry.tracing import Tracing
+from services.pacing.types import ServiceLevel
 
 log = structlog.get_logger()
 
@@ -47,6 +48,7 @@ class GenerationEngine(Protocol):
     def turn(self, engine_id: str, index: int, *, reads: bool) -> None: ...
     def hold(self, engine_id: str, held: bool) -> None: ...
     def num_steps(self) -> int: ...
+    def repace(self, engine_id: str, service_level: ServiceLevel) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -304,6 +306,13 @@ class Session:
             live = self._live.get(request_id)
             if live is not None and live.engine_id:
                 self._engine.hold(live.engine_id, held)
+
+    def repace(self, paces: Iterable[tuple[str, ServiceLevel]]) -> None:
+        """Have requests keep other promises from now on; unknown ones are ignored."""
+        for request_id, service_level in paces:
+            live = self._live.get(request_id)
+            if live is not None and live.engine_id:
+                self._engine.repace(live.engine_id, service_level)
 
     def end_input(self) -> None:
         """Say that the gateway will send nothing more: the session ends with its last request."""

@@ -1,7 +1,7 @@
 """The connection to one executor: one multiplexed stream, remade whenever it breaks."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -39,6 +39,7 @@ from services.kit.errors import InvalidRequestError, ServiceError, UnavailableEr
 from services.kit.rpc import make_channel, own_request_id, service_errors
 from services.kit.telemetry.trace_context import TraceContext
 from services.kit.transport import PLAIN, Transport
+from services.pacing.types import ServiceLevel
 
 log = structlog.get_logger()
 
@@ -188,6 +189,17 @@ class ExecutorLink:
         with _errors_about("tokens"):
             return (await session.stub.Detokenize(request)).text
 
+    async def watch(self, max_updates_per_s: float) -> AsyncIterator[pb.WatchRequestsResponse]:
+        """Yield what the executor's scheduler sees, until its stream ends. Raises ServiceError."""
+        asked = pb.WatchRequestsRequest(max_updates_per_s=max_updates_per_s)
+        call = self._connected().stub.WatchRequests(asked)
+        try:
+            with service_errors():
+                async for update in call:
+                    yield update
+        finally:
+            call.cancel()
+
     def _connected(self) -> _Session:
         if self._session is None:
             raise UnavailableError("the executor is not connected")
@@ -199,6 +211,11 @@ class ExecutorLink:
             return False
         self._session.outbox.hold(request_id, held)
         return True
+
+    def pace(self, request_id: str, level: ServiceLevel) -> None:
+        """Pass on what a request is promised from now on; ignored if it is not in hand."""
+        if self._session is not None and request_id in self._session.inflight:
+            self._session.outbox.pace(request_id, level)
 
     async def run(self) -> None:
         """Keep the stream open until cancelled. Never raises because of the executor."""

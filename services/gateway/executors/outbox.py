@@ -5,6 +5,9 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.gateway.v1 import generation_pb2 as gen
+from services.kit.wire import write
+from services.pacing.types import ServiceLevel
 
 DELIVERED_INTERVAL_S = 0.05  # at most one report of reader progress in this time
 
@@ -12,8 +15,8 @@ DELIVERED_INTERVAL_S = 0.05  # at most one report of reader progress in this tim
 class Outbox:
     """Orders submits and aborts, and merges delivered counts into one message per interval.
 
-    Bounded without a limit of its own: a live request has at most one submit, one abort, one hold
-    and one count in it.
+    Bounded without a limit of its own: a live request has at most one submit, one abort, one hold,
+    one pace and one count in it.
     """
 
     def __init__(self, gateway_id: str, epoch: int) -> None:
@@ -21,6 +24,7 @@ class Outbox:
         hello = pb.Hello(gateway_id=gateway_id, epoch=epoch)
         self._commands: deque[pb.StreamRequest] = deque([pb.StreamRequest(hello=hello)])
         self._holds: dict[str, bool] = {}
+        self._paces: dict[str, ServiceLevel] = {}
         self._delivered: dict[str, int] = {}
         self._delivered_timer: asyncio.TimerHandle | None = None
         self._delivered_is_due = False
@@ -37,6 +41,11 @@ class Outbox:
     def hold(self, request_id: str, held: bool) -> None:
         """Have a request held or let go; the newest word counts."""
         self._holds[request_id] = held
+        self._changed.set()
+
+    def pace(self, request_id: str, level: ServiceLevel) -> None:
+        """Have a request promised something else from now on; the newest word counts."""
+        self._paces[request_id] = level
         self._changed.set()
 
     def delivered(self, request_id: str, num_delivered: int) -> None:
@@ -64,6 +73,8 @@ class Outbox:
                 yield self._commands.popleft()
             if self._holds:
                 yield self._take_holds()
+            if self._paces:
+                yield self._take_paces()
             if self._delivered_is_due:
                 yield self._take_delivered()
             await self._changed.wait()
@@ -78,6 +89,14 @@ class Outbox:
                 ]
             )
         )
+
+    def _take_paces(self) -> pb.StreamRequest:
+        paces, self._paces = self._paces, {}
+        entries = [
+            pb.RequestPace(request_id=request_id, service_level=write(level, gen.ServiceLevel))
+            for request_id, level in paces.items()
+        ]
+        return pb.StreamRequest(change_pace=pb.ChangePace(requests=entries))
 
     def _take_delivered(self) -> pb.StreamRequest:
         counts, self._delivered = self._delivered, {}

@@ -179,7 +179,7 @@ def allow_origins(app: ASGIApp, origins: str) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins.split(","),
-        allow_methods=("GET", "POST"),
+        allow_methods=("GET", "PATCH", "POST"),
         allow_headers=("*",),
         allow_private_network=True,  # to those same origins
         expose_headers=EXPOSED_HEADERS,

@@ -13,6 +13,7 @@ from services.gateway.access.api_keys import SCHEME, ApiKeys, bind_address, bind
 from services.gateway.access.hosts import ANY_HOST, Hosts
 from services.gateway.errors import HostNotAllowedError
 from services.gateway.http.faults import error_response
+from services.gateway.http.page import is_of_page
 from services.kit.errors import ServiceError
 from services.kit.rpc import Context, fail
 
@@ -35,17 +36,18 @@ class HttpGuard:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             bind_address((scope.get("client") or ("",))[0])
             try:
-                self._check(Headers(scope=scope))
+                self._check(scope["path"], Headers(scope=scope))
             except ServiceError as error:
                 await error_response(error, scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _check(self, headers: Headers) -> None:
+    def _check(self, path: str, headers: Headers) -> None:
         """Raise what is in the way of a call, or bind its caller."""
         if not self._hosts.admit(headers.get("host", "")):
             raise HostNotAllowedError
-        bind_caller(self._keys.caller(*_authorizations(headers)))
+        if not is_of_page(path):
+            bind_caller(self._keys.caller(*_authorizations(headers)))
 
 
 def _authorizations(headers: Headers) -> list[str]:

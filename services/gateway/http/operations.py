@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 
 from services.gateway.anthropic import schemas as anthropic
 from services.gateway.anthropic.bodies import CountTokensBody, MessagesBody
@@ -25,6 +25,7 @@ from services.gateway.http.answers import Form
 from services.gateway.http.edge import IGNORED_HEADER
 from services.gateway.http.faults import ANTHROPIC_PATH, error_response
 from services.gateway.http.protocol import refusal
+from services.gateway.http.watching import DEFAULT_UPDATES_PER_S, MAX_UPDATES_PER_S
 from services.gateway.openai import schemas as openai
 from services.gateway.openai.bodies import (
     ChatCompletionBody,
@@ -41,7 +42,7 @@ from services.gateway.openai.responses import (
     ChatForm,
     model_entry,
 )
-from services.gateway.openai.sampled import HEADERS_BY_BOUND
+from services.gateway.openai.sampled import HEADERS_BY_BOUND, PaceBody
 from services.gateway.responses_api import schemas as responses_api
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
@@ -64,7 +65,7 @@ from services.kit.errors import (
 )
 from services.kit.rpc import REQUEST_ID_KEY
 
-_REF = "#/components/schemas/{model}"
+REF = "#/components/schemas/{model}"
 _MODEL = "my-model"
 _ID = RequestId("9f2c4e")
 _CREATED_S = 1_767_225_600
@@ -123,7 +124,7 @@ class Operation:
 
     summary: str
     answer: Any = None  # type of the JSON of a 200; None: text
-    told: Any  # such an answer
+    told: Any = None  # such an answer; None: there are streams only
     events: bytes = b""  # such an answer as a stream, where there are streams
     body: type[BaseModel] | None = None
     asked: Sequence[Mapping[str, Any]] = ()  # such bodies
@@ -152,7 +153,9 @@ class Operation:
 
     def _success(self) -> dict[str, Any]:
         headers = [REQUEST_ID_KEY] + ([IGNORED_HEADER] if self.body else [])
-        told: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}, "example": self.told}}
+        told: dict[str, Any] = {}
+        if self.answer is None and self.told is not None:
+            told = {"text/plain": {"schema": {"type": "string"}, "example": self.told}}
         if self.answer is not None:
             told = {"application/json": {"schema": _ref(self.answer), "example": self.told}}
         if self.events:
@@ -165,7 +168,7 @@ def _name(asked: Mapping[str, Any]) -> str:
 
 
 def _ref(answer: type) -> dict[str, str]:
-    return {"$ref": _REF.format(model=answer.__name__)}
+    return {"$ref": REF.format(model=answer.__name__)}
 
 
 def _headers(names: Sequence[str]) -> dict[str, Any]:
@@ -323,6 +326,18 @@ INDEX: openai.Index = {
     "openapi": "/openapi.json",
     "docs": "/docs",
 }
+_UPDATE = {"executor": "executor-0:50051", "is_connected": False}
+_MAX_UPDATES_PER_S = {
+    "name": "max_updates_per_s",
+    "in": "query",
+    "required": False,
+    "schema": {
+        "type": "number",
+        "exclusiveMinimum": 0,
+        "maximum": MAX_UPDATES_PER_S,
+        "default": DEFAULT_UPDATES_PER_S,
+    },
+}
 _ONE_MODEL = {
     "name": "model_id",
     "in": "path",
@@ -330,6 +345,27 @@ _ONE_MODEL = {
     "schema": {"type": "string", "minLength": 1},
 }
 
+_ONE_STREAM = {
+    "name": "stream_id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "minLength": 1},
+}
+_PACE = {"slo_tbt_ms": None, "consumption_rate_tps": 12.0}
+
+PATCHES: Mapping[str, Operation] = MappingProxyType(
+    {
+        "/v1/streams/{stream_id}": Operation(
+            summary="Change pace",
+            body=PaceBody,
+            asked=[_PACE],
+            answer=openai.Pace,
+            told={"id": _ID, "slo_tpot_ms": None, **_PACE},
+            parameters=[_ONE_STREAM],
+            faults=(*_WITH_KEYS, 404, 413, 415),
+        )
+    }
+)
 POSTS: Mapping[str, Operation] = MappingProxyType(_posts())
 GETS: Mapping[str, Operation] = MappingProxyType(
     {
@@ -353,48 +389,12 @@ GETS: Mapping[str, Operation] = MappingProxyType(
         "/ready": Operation(
             summary="Ready", answer=openai.Status, told={"status": "ready"}, faults=_OF_CONNECTIONS
         ),
+        "/v1/evenflow/watch": Operation(
+            summary="Watch engines",
+            events=b"data: %b\n\n" % json.dumps(_UPDATE).encode(),
+            parameters=[_MAX_UPDATES_PER_S],
+            faults=(*_WITH_KEYS, 429),
+        ),
         "/metrics": Operation(summary="Metrics", told="evenflow_gateway_live_requests 3.0\n"),
     }
 )
-
-
-def openapi_document(version: str) -> dict[str, Any]:
-    """Return what `/openapi.json` says of this version. FastAPI's own would lack each null of the
-    examples, and schemas for bodies that it does not decode itself.
-    """
-    paths: dict[str, Any] = {}
-    for method, operations in (("get", GETS), ("post", POSTS)):
-        for path, asked in operations.items():
-            paths.setdefault(path.replace(":path", ""), {})[method] = asked.described(path)
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Evenflow",
-            "version": version,
-            "description": "OpenAI's and Anthropic's APIs with paced streams and service levels.",
-        },
-        "paths": paths,
-        "components": {
-            "schemas": _schemas(),
-            "securitySchemes": {"ApiKey": {"type": "http", "scheme": "bearer"}},
-        },
-        "security": [{}, {"ApiKey": []}],  # keys are asked for where there are some
-    }
-
-
-def _schemas() -> dict[str, Any]:
-    """Return what the operations refer to; with it the events of OpenAI's streams."""
-    operations = [*POSTS.values(), *GETS.values()]
-    bodies = {operation.body for operation in operations if operation.body}
-    answers = {operation.answer for operation in operations if operation.answer} | {
-        anthropic.MessageFaultAnswer,
-        openai.ChatCompletionChunk,
-        openai.CompletionChunk,
-        openai.FaultAnswer,
-    }
-    adapters = [(cls.__name__, TypeAdapter(cls)) for cls in bodies | answers]
-    _, defined = TypeAdapter.json_schemas(
-        [(name, "validation", adapter) for name, adapter in adapters], ref_template=_REF
-    )
-    schemas: dict[str, Any] = defined["$defs"]
-    return schemas

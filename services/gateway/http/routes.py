@@ -17,13 +17,17 @@ from services.gateway.anthropic.objects import MessageHead
 from services.gateway.anthropic.requests import to_generation_request as to_message_request
 from services.gateway.anthropic.requests import to_prompt
 from services.gateway.errors import UnknownModelError
+from services.gateway.executors.watches import Watches
 from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers
 from services.gateway.http.edge import IGNORED_PARAMETERS, LargeBodies, decode_json, read_body
 from services.gateway.http.faults import error_response, own_name, status_response
-from services.gateway.http.operations import GETS, INDEX, POSTS, openapi_document
+from services.gateway.http.openapi import openapi_document
+from services.gateway.http.operations import GETS, INDEX, PATCHES, POSTS
 from services.gateway.http.protocol import SAFE_METHODS
+from services.gateway.http.watching import WatchedEngines, updates_per_s
 from services.gateway.left_out.template_variables import without_unread
 from services.gateway.live.dispatcher import Dispatcher
+from services.gateway.live.repacing import repace
 from services.gateway.openai import errors as openai_errors
 from services.gateway.openai.bodies import (
     ChatCompletionBody,
@@ -34,8 +38,14 @@ from services.gateway.openai.bodies import (
 )
 from services.gateway.openai.parsing import BodyT, parse_body
 from services.gateway.openai.requests import to_generation_requests
-from services.gateway.openai.responses import AnswerHead, AnswerKind, ChatForm, model_entry
-from services.gateway.openai.sampled import SampledBody
+from services.gateway.openai.responses import (
+    AnswerHead,
+    AnswerKind,
+    ChatForm,
+    model_entry,
+    pace_entry,
+)
+from services.gateway.openai.sampled import PACE_NAMES, PaceBody, SampledBody
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
 from services.gateway.responses_api.objects import response_head
@@ -58,8 +68,9 @@ BODY_BYTES_PER_CONTEXT_TOKEN = 16
 class ApiRoutes:
     """Handlers of the operations, each by its id, bound to one dispatcher."""
 
-    def __init__(self, dispatcher: Dispatcher, *, keepalive_s: float) -> None:
+    def __init__(self, dispatcher: Dispatcher, watches: Watches, *, keepalive_s: float) -> None:
         self._dispatcher = dispatcher
+        self._watches = watches
         self._keepalive_s = keepalive_s
         self._started_s = int(wall_s())
         self._large_bodies = LargeBodies()
@@ -125,6 +136,19 @@ class ApiRoutes:
 
     async def metrics(self, request: Request) -> Response:
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    async def change_pace(self, request: Request) -> Response:
+        body = await self._body(request, PaceBody)
+        name = RequestId(request.path_params["stream_id"])
+        level = repace(self._dispatcher, name, body.stated(), PACE_NAMES)
+        return JSONResponse(pace_entry(name, level))
+
+    async def watch_engines(self, request: Request) -> Response:
+        rate = updates_per_s(request.query_params.get("max_updates_per_s"))
+        self._watches.check_room()
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        return WatchedEngines(self._watches, max_updates_per_s=rate, keepalive_s=self._keepalive_s)
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._body(request, TokenizeBody)
@@ -238,12 +262,12 @@ class ApiRoutes:
         return max(MIN_BODY_LIMIT_BYTES, BODY_BYTES_PER_CONTEXT_TOKEN * longest)
 
 
-def make_app(dispatcher: Dispatcher, *, keepalive_s: float) -> FastAPI:
+def make_app(dispatcher: Dispatcher, watches: Watches, *, keepalive_s: float) -> FastAPI:
     """Return the HTTP application; `HttpEdge` goes around it.
 
     A stream without an event for `keepalive_s` gets a comment; 0: never.
     """
-    routes = ApiRoutes(dispatcher, keepalive_s=keepalive_s)
+    routes = ApiRoutes(dispatcher, watches, keepalive_s=keepalive_s)
     app = FastAPI(
         title="Evenflow",
         redirect_slashes=False,
@@ -252,6 +276,8 @@ def make_app(dispatcher: Dispatcher, *, keepalive_s: float) -> FastAPI:
     for path, operation in {**POSTS, **GETS}.items():  # a path in both is answered alike
         methods = [*SAFE_METHODS] * (path in GETS) + ["POST"] * (path in POSTS)
         app.add_api_route(path, getattr(routes, operation.id), methods=methods)
+    for path, operation in PATCHES.items():
+        app.add_api_route(path, getattr(routes, operation.id), methods=["PATCH"])
     app.openapi_schema = openapi_document(VERSION)
     return app
 

@@ -10,9 +10,9 @@ from services.gateway.metrics import Slo
 from services.gateway.types import Delivery, GenerationRequest
 from services.pacing.attainment import meets_tpot, violates_delivered_tbt
 from services.pacing.cause import Cause, cause_of
-from services.pacing.deposit import max_held_s
+from services.pacing.deposit import max_held_s, release_interval_s
 from services.pacing.reading import Reading, effective_tokens
-from services.pacing.types import Release
+from services.pacing.types import Release, ServiceLevel
 
 
 class DeliveryRecord:
@@ -40,6 +40,10 @@ class DeliveryRecord:
         self._waited_s = dict.fromkeys(Cause, 0.0)
         # Tokens by how many before them were not due.
         self._num_in_hand: defaultdict[int, int] = defaultdict(int)
+
+    def repace(self, level: ServiceLevel) -> None:
+        """Measure against other promises from now on."""
+        self._level, self._reading.interval_s = level, release_interval_s(level)
 
     def generated(self, num_tokens: int, num_held: int, now_s: float) -> None:
         """Note that so many tokens came in, with which `num_held` are not due."""

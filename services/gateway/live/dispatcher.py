@@ -218,21 +218,19 @@ class Dispatcher:
         if not self._live:
             self._idle.set()
 
-    def cancel(self, request_id: RequestId) -> None:
-        """End the same caller's live requests of that name, all their answers, as cancelled.
+    def named(self, request_id: RequestId) -> list[LiveRequest]:
+        """Return the caller's live requests of a name. Raises UnknownRequestError without one."""
+        caller = current_caller()
+        named = [live for live in self._live.values() if request_id in live.names]
+        if named := [live for live in named if live.generation.caller == caller]:
+            return named
+        raise UnknownRequestError(f'no live request has the id "{request_id}"')
 
-        Raises UnknownRequestError if there is none.
-        """
-        named = [
-            live.generation
-            for live in self._live.values()
-            if request_id in live.names and live.generation.caller == current_caller()
-        ]
-        if not named:
-            raise UnknownRequestError(f'no live request has the id "{request_id}"')
-        for generation in named:
-            generation.cancel()
-            self.placing.abort(generation.request.request_id)
+    def cancel(self, request_id: RequestId) -> None:
+        """End requests of a name, all their answers, as cancelled. Raises as `named` does."""
+        for live in self.named(request_id):
+            live.generation.cancel()
+            self.placing.abort(live.generation.request.request_id)
 
     async def watch_readers(self) -> None:
         """End requests whose readers take nothing, until cancelled; one loop for all of them."""
@@ -284,7 +282,7 @@ class Dispatcher:
         if len(requests) > num_free:
             raise TooManyRequestsError(limit=limit, num_free=num_free)
         self._check_context(requests)
-        self._check_terms(requests)
+        self.check_terms(requests)
         self._quotas.enter(current_caller(), len(requests))
         at_s = wall_s()  # the same for all answers to a prompt, which is rendered once
         asked = [replace(request, rendered_at_s=at_s) for request in requests]
@@ -306,7 +304,7 @@ class Dispatcher:
             if request.model in lengths:
                 check_context(request, lengths[request.model])
 
-    def _check_terms(self, requests: Sequence[GenerationRequest]) -> None:
+    def check_terms(self, requests: Sequence[GenerationRequest]) -> None:
         """Raise InvalidRequestError for what this caller may not ask for; a key's own floors win
         over the model's.
         """

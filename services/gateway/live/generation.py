@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 
 from services.gateway import metrics
 from services.gateway.access.api_keys import current_caller
@@ -25,6 +26,7 @@ from services.generation.logprobs import EchoedPrompt
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError
 from services.pacing.deposit import max_held_s, release_interval_s
+from services.pacing.types import ServiceLevel
 
 
 class Generation:
@@ -60,6 +62,7 @@ class Generation:
         self._interval_s = interval_s
         self._paced = pacer.open(interval_s, self._release, max_held_s=held_s)
         self._max_pace_tail_s = limits.max_pace_tail_s
+        self._tail_until_s: float | None = None  # set when a tail begins
         self._reader = Reader(
             max_undelivered_tokens=limits.max_undelivered_tokens,
             max_deposited_tokens=limits.max_deposited_tokens(request.sampling.logprobs),
@@ -126,7 +129,8 @@ class Generation:
         self._reason, self._num_reasoning_tokens = reason, num_reasoning_tokens
         self._num_cached_tokens, self._stop_string = num_cached_tokens, stop_string
         if self.request.service_level.pace_tail:
-            self._paced.hasten(self._clock() + self._max_pace_tail_s)
+            self._tail_until_s = self._clock() + self._max_pace_tail_s
+            self._paced.hasten(self._tail_until_s)
         else:
             self._paced.flush()
         self._wake()
@@ -201,6 +205,15 @@ class Generation:
     def keeps_its_pace(self) -> bool:
         """Say whether nothing but the reader's pace keeps this from its end."""
         return self._reason is not None and self._paced.num_held > 0
+
+    def repace(self, level: ServiceLevel) -> None:
+        """Keep other promises from now on, to a streamed answer; a tail ends when it would have."""
+        self.request = replace(self.request, service_level=level)
+        self._record.repace(level)
+        self._interval_s = release_interval_s(level)
+        self._paced.repace(self._interval_s)
+        if self._tail_until_s is not None:
+            self._paced.hasten(self._tail_until_s)
 
     def end_pace(self) -> None:
         """Give the reader all that is left at once."""

@@ -182,6 +182,23 @@ class PacedStream:
         if due and self._release is not None:
             self._release(due)
 
+    def repace(self, interval_s: float) -> None:
+        """Have tokens be `interval_s` >= 0 apart from now on, those that wait too: the next one
+        counts from the turn of the newest that was released.
+        """
+        now_s, waiting = self._clock(), list(self._waiting)
+        read_s = next((held.due_s for held in waiting if held.token.is_read), None)
+        turn_s = self._turn_s if read_s is None else read_s - self._interval_s
+        self._forget()
+        for token in (held.token for held in waiting):
+            due_s = next_due_s(turn_s, now_s, interval_s if token.is_read else 0.0)
+            due_s = min(due_s, now_s + self._max_held_s)
+            turn_s = due_s if token.is_read else turn_s
+            self._waiting.append(DueToken(token, due_s))
+        self._interval_s, self._turn_s = interval_s, turn_s
+        if waiting:
+            self.release_due(now_s)
+
     def hasten(self, until_s: float) -> None:
         """Have all waiting tokens be due by `until_s`, generation having ended."""
         rest = [DueToken(held.token, min(held.due_s, until_s)) for held in self._waiting]

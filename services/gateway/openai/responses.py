@@ -11,10 +11,11 @@ import msgspec
 from services.gateway.openai.errors import body_of
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from services.gateway.openai.messages import delta, is_plain, message, says_something
-from services.gateway.openai.schemas import Model, Moves, Usage
+from services.gateway.openai.schemas import Model, Moves, Pace, Usage
 from services.gateway.types import Continued, Finish, RequestId, ServedModel, Token
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
+from services.pacing.types import ServiceLevel
 
 DONE_EVENT = b"data: [DONE]\n\n"
 _END_OF_EVENT = "\n\n"
@@ -367,6 +368,16 @@ class ChatForm:
 
     def failure(self, error: Exception) -> bytes:
         return event(body_of(error))
+
+
+def pace_entry(request_id: str, level: ServiceLevel) -> Pace:
+    """Return what a stream is promised, as clients see it."""
+    return {
+        "id": request_id,
+        "slo_tpot_ms": level.slo_tpot_s and 1e3 * level.slo_tpot_s,
+        "slo_tbt_ms": level.slo_tbt_s and 1e3 * level.slo_tbt_s,
+        "consumption_rate_tps": level.consumption_rate_tps,
+    }
 
 
 def model_entry(model: ServedModel, created_s: int) -> Model:

@@ -71,6 +71,36 @@ class ServiceLevelBody(StrictBody):
     strict: bool = False  # refuse what has no effect
 
 
+def _change_schema(low: float, high: float) -> WithJsonSchema:
+    """Describe a bound that may be changed, or taken off with 0."""
+    number = {"type": "number", "minimum": low, "maximum": high}
+    return WithJsonSchema({"anyOf": [number, {"const": 0}, {"type": "null"}]})
+
+
+Change = Annotated[float | None, Field(ge=0, allow_inf_nan=False)]
+SloChange = Annotated[Change, _change_schema(MIN_SLO_S * 1e3, MAX_SLO_S * 1e3)]
+RateChange = Annotated[Change, _change_schema(MIN_RATE_TPS, MAX_RATE_TPS)]
+
+
+class PaceBody(StrictBody):
+    """A running stream's new pace: what is not stated stays, 0 takes a bound off."""
+
+    slo_tpot_ms: SloChange = None
+    slo_tbt_ms: SloChange = None
+    consumption_rate_tps: RateChange = None
+
+    def stated(self) -> dict[str, float | None]:
+        """Return what is stated, in seconds, by the names of a `ServiceLevel`; None: taken off."""
+        return {
+            bound: (value / 1e3 if name.endswith("_ms") else value) or None
+            for bound, name in PACE_NAMES.items()
+            if (value := getattr(self, name)) is not None
+        }
+
+
+PACE_NAMES = MappingProxyType({name.replace("_ms", "_s"): name for name in PaceBody.model_fields})
+
+
 class SampledBody(StrictBody):
     """What every body has that asks for an answer; sampling beyond its API has vLLM's names."""
 

@@ -238,6 +238,15 @@ class Version(TypedDict):
     version: str
 
 
+class Pace(TypedDict):
+    """What a running stream is promised."""
+
+    id: str
+    slo_tpot_ms: float | None
+    slo_tbt_ms: float | None
+    consumption_rate_tps: float | None
+
+
 class Load(TypedDict):
     """Live requests."""
 

@@ -352,6 +352,9 @@ def test_an_observation_keeps_every_field() -> None:
         num_pool_blocks=8,
         num_free_pool_blocks=9,
         num_cached_tokens=10,
+        num_host_blocks=12,
+        num_free_host_blocks=13,
+        link_bytes_per_s=14.0,
         prefixes=(PrefixObservation(request_ids=("a",), num_tokens=11, residency="O"),),
     )
 
@@ -386,6 +389,9 @@ def test_an_observation_keeps_every_field() -> None:
         num_pool_blocks=8,
         num_free_pool_blocks=9,
         num_cached_tokens=10,
+        num_host_blocks=12,
+        num_free_host_blocks=13,
+        link_bytes_per_s=14.0,
         prefixes=[
             pb.ObservedPrefix(request_ids=["a"], num_tokens=11, residency=[pb.RESIDENCY_OFFLOADED])
         ],

@@ -229,3 +229,33 @@ def test_a_call_after_text_takes_no_turn() -> None:
 
     assert model.turn_s == model.last_due_s == 1.0  # all that follows waits for the second
     assert [model.num_deposited(t) for t in (0.6, 1.0)] == [4, 0]
+
+
+def test_a_new_pace_counts_from_the_turn_of_the_newest_token_that_was_read() -> None:
+    reader = ReaderModel(1.0)
+    for _ in range(5):
+        reader.generated(10.0)  # due at 10, 11, 12, 13, 14
+
+    reader.repace(0.25, 11.5)
+
+    # Two are read; the others at 11.5 (0.25 s after 11 is past), 11.75 and 12.
+    assert [reader.num_deposited(at_s) for at_s in (11.4, 11.6, 11.8, 12.1)] == [3, 2, 1, 0]
+    reader.repace(4.0, 11.6)
+    # The third was read at 11.5: the fourth is at 15.5, the fifth at 19.5, the next at 23.5.
+    assert reader.last_due_s == 19.5
+    reader.generated(12.0)
+    assert reader.last_due_s == 23.5
+
+
+def test_thoughts_that_wait_take_no_turn_of_a_new_pace() -> None:
+    reader = ReaderModel(1.0)
+    reader.generated(10.0)
+    reader.turned(1, reads=False, now_s=10.0)
+    reader.generated(10.0)
+
+    reader.repace(5.0, 10.0)
+
+    assert reader.last_due_s == 10.0
+    reader.turned(2, reads=True, now_s=10.0)
+    reader.generated(10.0)
+    assert reader.last_due_s == 15.0

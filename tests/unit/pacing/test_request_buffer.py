@@ -223,3 +223,15 @@ def test_while_nobody_reads_what_comes_nothing_is_in_hand() -> None:
     buffer.generated(13, now_s=102.0)
 
     assert buffer.num_deposited(102.0) == 1  # due at 102 and 103, behind thoughts
+
+
+def test_a_new_pace_is_what_later_tokens_are_late_by() -> None:
+    buffer = RequestBuffer(ServiceLevel(consumption_rate_tps=1.0))
+    buffer.generated(1, 10.0)
+    assert buffer.slack_s(10.0) == 1.0
+
+    buffer.repace(ServiceLevel(consumption_rate_tps=4.0), 10.0)
+
+    assert (buffer.rate_tps, buffer.interval_s, buffer.slack_s(10.0)) == (4.0, 0.25, 0.25)
+    buffer.generated(2, 10.5)
+    assert buffer.num_late == 1

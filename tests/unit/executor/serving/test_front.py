@@ -34,6 +34,7 @@ from services.generation.lifecycle import RequestStatus
 from services.generation.logprobs import EchoedPrompt, Logprob, TokenLogprobs
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
+from services.pacing.types import ServiceLevel
 from services.placement.types import RequestPhase
 
 
@@ -66,6 +67,7 @@ class FakeEngine:
     render_gate: asyncio.Event = field(default_factory=asyncio.Event)
     delivered: dict[str, int] = field(default_factory=dict)
     holds: list[tuple[str, bool]] = field(default_factory=list)
+    paces: list[tuple[str, ServiceLevel]] = field(default_factory=list)
     num_prepared: int = 0
     fair_keys: list[str] = field(default_factory=list)  # of those that detokenised
     turns: list[tuple[str, int, bool]] = field(default_factory=list)
@@ -116,6 +118,9 @@ class FakeEngine:
 
     def turn(self, engine_id: str, index: int, *, reads: bool) -> None:
         self.turns.append((engine_id, index, reads))
+
+    def repace(self, engine_id: str, service_level: ServiceLevel) -> None:
+        self.paces.append((engine_id, service_level))
 
     def hold(self, engine_id: str, held: bool) -> None:
         self.holds.append((engine_id, held))
@@ -805,6 +810,16 @@ async def test_a_hold_reaches_the_engine_under_its_own_id(
     session.hold([("a", False)])
 
     assert engine.holds == [("a-x", True), ("a-x", False)]
+
+
+async def test_a_new_pace_reaches_the_engine_under_its_own_id(
+    session: Session, engine: FakeEngine
+) -> None:
+    level = ServiceLevel(consumption_rate_tps=4.0)
+    await submit(session, "a", "slow")  # the engine has yet to hear of the second
+    session.repace([("a", level), ("slow", level), ("never here", level)])
+
+    assert engine.paces == [("a-x", level)]
 
 
 @pytest.mark.parametrize(

@@ -337,3 +337,45 @@ def test_no_token_is_kept_back_for_longer_than_is_allowed(pacer, time) -> None:
     time.advance_to(10)
 
     assert reader.got == [(0, 0), (1, 1), (2, 1.5), (3, 1.5), (4, 1.5), (5, 2.5), (6, 2.75)]
+
+
+def make_stream(
+    interval_s: float, num_tokens: int, time: Time
+) -> tuple[PacedStream, Reader, Pacer]:
+    pacer, reader = Pacer(clock=time, timer=time.call_later), Reader(time)
+    stream = pacer.open(interval_s, reader)
+    stream.push([make_token(index) for index in range(num_tokens)], time.now_s)
+    return stream, reader, pacer
+
+
+def test_tokens_that_wait_take_a_new_pace_from_the_turn_of_the_newest_that_is_out() -> None:
+    time = Time()
+    stream, reader, pacer = make_stream(4.0, 6, time)  # due at 0, 4, 8, 12, 16, 20
+    time.advance_to(5.0)
+
+    stream.repace(2.0)
+    pacer.check_integrity()
+    time.advance_to(8.0)
+    stream.repace(0.5)  # the third was out at 6, the fourth at 8
+    pacer.check_integrity()
+    time.advance_to(10.0)
+
+    assert [at_s for _, at_s in reader.got] == [0.0, 4.0, 6.0, 8.0, 8.5, 9.0]
+    stream.push([make_token(6)], 9.0)
+    assert reader.due_s[-1] == 9.5
+
+
+def test_a_slower_pace_waits_from_the_newest_token_on_and_none_ends_the_wait() -> None:
+    time = Time()
+    stream, reader, pacer = make_stream(1.0, 4, time)
+    time.advance_to(1.5)  # two are out
+
+    stream.repace(5.0)
+    time.advance_to(5.9)
+    assert len(reader.got) == 2
+    time.advance_to(6.0)
+    assert reader.got[2:] == [(2, 6.0)]
+    stream.repace(0.0)
+
+    assert reader.got[3:] == [(3, 6.0)]
+    pacer.check_integrity()
