@@ -25,6 +25,7 @@ from services.executor.engine.config import (
 from services.executor.engine.engine import shutdown_timeout_s
 from services.executor.kv_options import (
     CONFIG_KEY,
+    DRAFTS,
     KVOptions,
     caches_prefixes,
     check_supported,
@@ -35,7 +36,7 @@ from services.executor.kv_options import (
 from services.executor.plugin import gpu_worker
 from services.executor.plugin.gpu_worker import LayerwiseGPUWorker
 from services.executor.settings import ExecutorSettings
-from services.executor.sizing import block_size_for_copies
+from services.executor.sizing import block_size_for_copies, max_ahead_tokens
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -263,12 +264,48 @@ def test_a_dense_model_keeps_prefixes_also_where_prompts_are_not_chunked(config:
     assert caches_prefixes(config)
 
 
-def test_speculative_decoding_is_refused(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    speculative = SpeculativeConfig.__new__(SpeculativeConfig)
-    monkeypatch.setattr(config, "speculative_config", speculative)
+def drafting(method: str) -> SpeculativeConfig:
+    drafts = SpeculativeConfig.__new__(SpeculativeConfig)
+    drafts.method, drafts.num_speculative_tokens = method, 3
+    return drafts
 
-    with pytest.raises(ValueError, match="speculative_config"):
+
+def test_drafts_that_keep_kv_are_refused_by_name(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for method in DRAFTS:
+        monkeypatch.setattr(config, "speculative_config", drafting(method))
         check_supported(config)
+
+    monkeypatch.setattr(config, "speculative_config", drafting("medusa"))
+    with pytest.raises(ValueError, match=r"decoding by medusa, only by .*without --layerwise-kv"):
+        check_supported(config)
+
+
+def test_what_drafts_were_not_compared_with_is_refused(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = make_config(make_settings(pipeline_parallel_size=2))
+    latent = make_config(make_settings(model=str(latent_model())))
+    monkeypatch.setattr(config, "speculative_config", drafting("ngram"))
+    for one, reason in ((staged, "pipeline stages"), (latent, "MLA")):
+        monkeypatch.setattr(one, "speculative_config", drafting("ngram"))
+        with pytest.raises(ValueError, match=f"speculative decoding and {reason}"):
+            check_supported(one)
+    with pytest.raises(ValueError, match="ellm does not work with speculative decoding"):
+        check_uncached_supported(config)
+
+
+def test_room_for_drafts_is_what_steps_in_flight_may_accept_and_the_drafter_writes(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert max_ahead_tokens(config) == 0
+    monkeypatch.setattr(config, "speculative_config", drafting("ngram"))
+    assert max_ahead_tokens(config) == 3
+    monkeypatch.setattr(config, "speculative_config", drafting("eagle"))
+    assert max_ahead_tokens(config) == 3 + 3
+    monkeypatch.setattr(config.scheduler_config, "async_scheduling", True)
+    assert max_ahead_tokens(config) == 2 * 3 + 3
 
 
 @pytest.mark.parametrize(("layers_per_group", "stages"), [(3, 1), (16, 1), (8, 2)])

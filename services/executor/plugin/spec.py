@@ -33,7 +33,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-from services.executor.sizing import side_window
+from services.executor.sizing import max_ahead_tokens, side_window
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -69,18 +69,21 @@ class LayerGroup:
         """Return what the start-up check must find room for, summed over the groups.
 
         A request of the maximum length needs one staging buffer of that length, counted on the
-        first group, and an open block per group; the rest can live in host memory.
+        first group, and an open block per group, more where drafts run ahead; the rest can live in
+        host memory.
         """
         open_block = int(self.page_size_bytes)  # type: ignore[attr-defined]
+        num_ahead = max_ahead_tokens(vllm_config)
         window = side_window(self)
         if window is not None:
-            num_tokens = window - 1 + vllm_config.max_in_flight_tokens
+            num_tokens = window - 1 + vllm_config.max_in_flight_tokens + num_ahead
             num_longest = -(-vllm_config.model_config.max_model_len // self.block_size)  # type: ignore[attr-defined]
             return open_block * int(min(num_longest, -(-num_tokens // self.block_size) + 1))  # type: ignore[attr-defined]
+        open_blocks = open_block * (1 + -(-num_ahead // self.block_size))  # type: ignore[attr-defined]
         if self.group_index > 0:
-            return open_block
+            return int(open_blocks)
         longest = int(super().max_memory_usage_bytes(vllm_config))  # type: ignore[misc]
-        return longest + open_block
+        return longest + int(open_blocks)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,20 @@ class LayerwiseWorkerMixin:
                 self._edit_rows_v1(edits)
         return super().execute_model(scheduler_output)  # type: ignore[misc]
 
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample, with the drafter; then add to the step's output what its copies have come to.
+
+        It is there already where no drafts are made, and from the second model runner.
+        """
+        output = None if self.use_v2_model_runner else self.model_runner.kv_connector_output
+        if output is None or output.kv_connector_worker_meta is not None:
+            return super().sample_tokens(grammar_output)  # type: ignore[misc]
+        connector = get_kv_transfer_group()
+        connector.finish_forward()
+        sampled = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        output.kv_connector_worker_meta = connector.build_connector_worker_meta()
+        return sampled
+
     # Rows of running requests are changed in place; vLLM itself only appends to them. Edits of
     # requests that the runner does not have are late and mean nothing: a request that ended, or
     # was preempted and comes back with a row of its own.

@@ -33,6 +33,11 @@ SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=64, dtype=torc
 LATENT = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
 
 
+def of_tokens(*, in_flight: int) -> Any:
+    """Return what geometry takes of vLLM's settings."""
+    return SimpleNamespace(max_in_flight_tokens=in_flight, num_speculative_tokens=0)
+
+
 def cache_of(*specs: Any, num_layers: int = 1) -> Any:
     names = ["layer"] * num_layers
     groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=names) for spec in specs]
@@ -45,7 +50,9 @@ def test_side_groups_change_no_size_of_those_that_may_leave() -> None:
 
     assert block_bytes(cache) == SPEC.page_size_bytes
     assert [group.kv_cache_spec for group in offloadable_groups(cache)] == [specs["a"]]
-    geometry = block_geometry(SimpleNamespace(max_in_flight_tokens=7), cache)
+    geometry = block_geometry(
+        SimpleNamespace(max_in_flight_tokens=7, num_speculative_tokens=0), cache
+    )
     assert geometry == BlockGeometry(
         num_groups=1, block_size=16, side_windows=(128, STATE), max_in_flight_tokens=7
     )
@@ -148,7 +155,9 @@ def test_blocks_have_as_many_bytes_where_the_heads_of_windows_are_unlike_the_oth
             SimpleNamespace(kv_cache_spec=spec, layer_names=["l"]) for spec in specs.values()
         ]
     )
-    geometry = block_geometry(SimpleNamespace(max_in_flight_tokens=64), config)
+    geometry = block_geometry(
+        SimpleNamespace(max_in_flight_tokens=64, num_speculative_tokens=0), config
+    )
     assert (geometry.block_size, geometry.window_block_size) == (32, 16)
 
 
