@@ -26,8 +26,9 @@ GPU_WORKER = "services.executor.plugin.gpu_worker.LayerwiseGPUWorker"
 COMPARED_KV_DTYPES = frozenset(
     {"auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"}
 )
-# How drafts are made that have been compared; none of these keeps KV of its own.
-DRAFTS = ("ngram", "suffix", "custom_class")
+# How drafts are made that have been compared: from tokens alone, or by layers with KV of their own.
+DRAFTS_WITH_KV = ("eagle", "eagle3", "mtp")
+DRAFTS = ("ngram", "suffix", "custom_class", *DRAFTS_WITH_KV)
 DRAFTS_WITHOUT = "serve it without --layerwise-kv: drafts and --policy evenflow work there"
 FREE_MEMORY_SHARE = 0.5  # of a machine's free memory: no more is taken for KV unasked
 
@@ -115,8 +116,15 @@ def layers_per_group(vllm_config: "VllmConfig") -> int:
 def caches_prefixes(vllm_config: "VllmConfig") -> bool:
     """Return whether requests begin with KV of earlier ones: in the pool or on the host."""
     if CONFIG_KEY in (vllm_config.additional_config or {}):
-        return KVOptions.of(vllm_config).prefix_caching and not keeps_less_kv(vllm_config)
+        return KVOptions.of(vllm_config).prefix_caching and not has_side_groups(vllm_config)
     return bool(vllm_config.cache_config.enable_prefix_caching)
+
+
+def has_side_groups(vllm_config: "VllmConfig") -> bool:
+    """Return whether some layers never leave the pool: the model's, or those that make drafts."""
+    drafts = vllm_config.speculative_config
+    drafts_with_kv = drafts is not None and drafts.method in DRAFTS_WITH_KV
+    return drafts_with_kv or keeps_less_kv(vllm_config)
 
 
 def keeps_less_kv(vllm_config: "VllmConfig") -> bool:
@@ -225,6 +233,7 @@ def _refusals_of_drafts(vllm_config: "VllmConfig") -> dict[str, bool]:
     if drafts is None:
         return {}
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    cache_dtype = vllm_config.cache_config.cache_dtype
     return {
         f"speculative decoding by {drafts.method}, only by {', '.join(DRAFTS)}; {DRAFTS_WITHOUT}": (
             drafts.method not in DRAFTS
@@ -233,6 +242,9 @@ def _refusals_of_drafts(vllm_config: "VllmConfig") -> dict[str, bool]:
             keeps_less_kv(vllm_config)
         ),
         f"speculative decoding and MLA; {DRAFTS_WITHOUT}": model.use_mla,
+        f"speculative decoding by {drafts.method} and kv_cache_dtype={cache_dtype}": (
+            drafts.method in DRAFTS_WITH_KV and cache_dtype.startswith("fp8")
+        ),
         f"speculative decoding and pipeline stages; {DRAFTS_WITHOUT}": (
             parallel.pipeline_parallel_size > 1
         ),

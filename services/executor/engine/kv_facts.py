@@ -8,7 +8,7 @@ from services.control.options import ControllerOptions
 from services.executor.kv_options import (
     CONFIG_KEY,
     computes_prompts_whole,
-    keeps_less_kv,
+    has_side_groups,
     layers_per_group,
 )
 from services.executor.model_kinds import has_kv_that_grows, layers_in_words
@@ -67,7 +67,7 @@ def _layers(vllm_config: Any, is_layerwise: bool) -> str:
     words = layers_in_words(
         model.hf_config.to_dict(), max_model_len=model.max_model_len, may_leave=is_layerwise
     )
-    if is_layerwise and (computes_prompts_whole(vllm_config) or keeps_less_kv(vllm_config)):
+    if is_layerwise and (computes_prompts_whole(vllm_config) or has_side_groups(vllm_config)):
         words += "; a request that gave up all its KV is computed again"
     return words
 

@@ -10,11 +10,12 @@ with a window is full attention with `sliding_window` set, one with chunks full 
 `attention_chunk_size`, as vLLM itself makes them where it keeps no blocks by kind: that touches the
 blocks only, kernels take the window from the layer. A chunk's tokens attend to those since its
 beginning, so it keeps what a window as long would, and at most twice what it needs. One with states
-keeps vLLM's spec, for which its runner and its kernels ask.
+keeps vLLM's spec, for which its runner and its kernels ask. Layers that make drafts keep all of
+their KV, as one side group: a window as long as the longest context.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -119,19 +120,26 @@ def layer_group_specs(
     *,
     num_layers: int | None = None,
     max_model_len: int | None = None,
+    drafting: Collection[str] = (),
 ) -> dict[str, KVCacheSpec]:
     """Return the specs of one worker's layers with their group: those that may leave, then others.
 
     The index counts from the first layer of the pipeline stage: a block id is spent on every rank,
     so group i is made of one slice of each stage. `num_layers`: that each stage has, where there
-    are several; they must be alike. `max_model_len`: tokens; a longer window is none.
+    are several; they must be alike. `max_model_len`: tokens; a longer window is none. `drafting`:
+    layers that make drafts.
 
     Where all layers may leave, `layers_per_group` must divide them. Beside layers that stay it is
     the most, and the largest number is taken that divides the layers of each kind.
 
     Raises ValueError for layers unlike each other, without any that may leave, or of another kind.
     """
-    full, windows, states = _by_kind(specs, max_model_len)
+    drafts = {name: spec for name, spec in specs.items() if name in drafting}
+    model = {name: spec for name, spec in specs.items() if name not in drafting}
+    full, windows, states = _by_kind(model, max_model_len)
+    if drafts:
+        assert max_model_len is not None
+        windows |= _always_kept(drafts, max_model_len)
     full, windows = _of_one_page(full, windows)
     alike = {**full, **windows}
     if num_layers is not None and len(full) != num_layers:
@@ -141,6 +149,10 @@ def layer_group_specs(
         )
     if windows or states:
         layers_per_group = common_layers_per_group(layers_per_group, full, windows, states)
+        if len(drafts) > layers_per_group:
+            raise ValueError(
+                f"layer-wise KV needs the {len(drafts)} layers that make drafts in one layer group"
+            )
     elif len(full) % layers_per_group:
         raise ValueError(
             f"layers_per_group={layers_per_group} does not divide the {len(full)} layers "
@@ -157,6 +169,17 @@ def layer_group_specs(
             group_index=group,
         )
     return {**grouped, **states}
+
+
+def _always_kept(drafts: Specs, max_model_len: int) -> Specs:
+    """Return the specs of layers that make drafts as those of a window that nothing leaves."""
+    for name, spec in drafts.items():
+        if type(spec) is not FullAttentionSpec:
+            raise ValueError(
+                f"layer-wise KV needs full attention where drafts are made, {name} has "
+                f"{type(spec).__name__}"
+            )
+    return {name: replace(spec, sliding_window=max_model_len) for name, spec in drafts.items()}
 
 
 def _of_one_page(full: Specs, windows: Specs) -> tuple[Specs, Specs]:

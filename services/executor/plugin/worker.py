@@ -34,6 +34,7 @@ class LayerwiseWorkerMixin:
             options.layers_per_group,
             num_layers=num_layers // num_stages if num_stages > 1 else None,
             max_model_len=config.model_config.max_model_len,
+            drafting=drafting_layers(self.model_runner),
         )
 
     def weight_bytes(self) -> int:
@@ -103,6 +104,17 @@ class LayerwiseWorkerMixin:
             if row is not None and edit.request_id not in ending:
                 tables = runner.block_tables.block_tables
                 tables[edit.group].stage_write(row, edit.start, edit.block_ids)
+
+
+def drafting_layers(runner: Any) -> frozenset[str]:
+    """Return the layers with KV of the drafter, if there is one, of either model runner."""
+    first, second = getattr(runner, "drafter", None), getattr(runner, "speculator", None)
+    return frozenset(
+        (
+            *getattr(first, "_draft_attn_layer_names", ()),
+            *getattr(second, "draft_attn_layer_names", ()),
+        )
+    )
 
 
 def refuse_shared_kv(layers: Mapping[str, Any]) -> None:

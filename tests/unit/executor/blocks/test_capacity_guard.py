@@ -171,17 +171,17 @@ def test_a_running_request_without_blocks_is_relieved_by_one_that_does_not_run()
     assert running.offloaded == []
 
 
-@pytest.mark.parametrize(("max_ahead_tokens", "num_left"), [(0, 0), (3, 2)])
+@pytest.mark.parametrize(("max_ahead_tokens", "num_left", "num_next"), [(0, 0, 0), (3, 2, 4)])
 def test_drafts_have_room_while_a_block_fills_and_is_on_its_way(
-    max_ahead_tokens: int, num_left: int
+    max_ahead_tokens: int, num_left: int, num_next: int
 ) -> None:
-    """39 tokens and the next one are 4 x 10 of 43 blocks; drafts may open 4 more."""
+    """39 tokens are 4 x 10 of 43 blocks. Drafts open an eleventh, whatever the tenth is by then."""
     sim = Simulation(seed=1, depth=0, num_blocks=44, max_ahead_tokens=max_ahead_tokens)
-    request = grown(sim, 39)
+    request = grown(sim, 38)
     guard = make_guard(sim)
     (need,) = needs_of(sim)
 
     guard.adjust([need], [])
 
-    assert len(request.offloaded) == num_left
-    assert guard.num_blocks_of_next_step([need]) == (num_left and 2 * 1)
+    assert len(request.offloaded) == num_left  # one is not enough: 3 x 11 + 9 + 2
+    assert guard.num_blocks_of_next_step([need]) == num_next

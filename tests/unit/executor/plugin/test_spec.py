@@ -187,17 +187,24 @@ def test_a_window_that_no_request_outgrows_is_none(side: Any) -> None:
     assert [side_window(spec) for spec in specs.values()] == [None, 128]
 
 
-def test_the_start_up_check_finds_room_for_a_windows_tokens_and_those_in_flight() -> None:
+@pytest.mark.parametrize(("num_drafts", "num_open", "num_kept"), [(0, 1, 12 + 1), (5, 2, 13 + 1)])
+def test_the_start_up_check_finds_room_for_a_windows_tokens_and_those_in_flight(
+    num_drafts: int, num_open: int, num_kept: int
+) -> None:
+    """127 + 64 in 16s and one; drafts of two steps, and the drafter's, are 15 more."""
     specs: Any = layer_group_specs({"a": SPEC, "b": WINDOW}, 1)
     config = SimpleNamespace(
         max_in_flight_tokens=64,
+        num_speculative_tokens=num_drafts,
+        num_lookahead_tokens=num_drafts,
+        max_concurrent_batches=2,
         model_config=SimpleNamespace(max_model_len=4_096),
         parallel_config=SimpleNamespace(decode_context_parallel_size=1),
     )
     page = SPEC.page_size_bytes
 
-    assert specs["a"].max_memory_usage_bytes(config) == (4_096 // 16 + 1) * page
-    assert specs["b"].max_memory_usage_bytes(config) == (12 + 1) * page  # 127 + 64 in 16s, and one
+    assert specs["a"].max_memory_usage_bytes(config) == (4_096 // 16 + num_open) * page
+    assert specs["b"].max_memory_usage_bytes(config) == num_kept * page
 
 
 @pytest.mark.parametrize("num_layers", [3, 5])
@@ -233,3 +240,27 @@ def test_a_layer_that_reads_anothers_kv_is_refused_by_name() -> None:
 )
 def test_pages_are_large_enough_for_copy_engines(token_bytes: int, block_size: int) -> None:
     assert block_size_for_copies(token_bytes) == block_size
+
+
+def test_layers_that_make_drafts_are_one_side_group_that_keeps_everything() -> None:
+    specs = layer_group_specs(
+        {name: SPEC for name in ("a", "b", "c", "d", "head")},
+        2,
+        max_model_len=4_096,
+        drafting={"head"},
+    )
+
+    windows = {name: side_window(spec) for name, spec in specs.items()}
+    assert windows == {"a": None, "b": None, "c": None, "d": None, "head": 4_096}
+    assert [specs[name].group_index for name in specs] == [0, 1, 2, 3, 4]  # of one layer, as it
+
+
+def test_layers_that_make_drafts_in_several_groups_are_refused() -> None:
+    specs = {name: SPEC for name in ("a", "b", "c", "d", "e", "f")}
+
+    with pytest.raises(ValueError, match="the 2 layers that make drafts in one layer group"):
+        layer_group_specs(specs, 1, max_model_len=4_096, drafting={"e", "f"})
+    with pytest.raises(ValueError, match="full attention where drafts are made, f has"):
+        layer_group_specs({**specs, "f": WINDOW}, 1, max_model_len=4_096, drafting={"f"})
+    pairs = layer_group_specs(specs, 2, max_model_len=4_096, drafting={"e", "f"})
+    assert [spec.group_index for spec in pairs.values()] == [0, 0, 1, 1, 2, 2]

@@ -10,7 +10,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from services.executor.kv_options import CONFIG_KEY
 from services.executor.plugin import worker as worker_module
-from services.executor.plugin.worker import LayerwiseWorkerMixin
+from services.executor.plugin.worker import LayerwiseWorkerMixin, drafting_layers
 from services.executor.step_messages import RowEdit
 
 SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=64, dtype=torch.bfloat16)
@@ -147,3 +147,12 @@ def test_a_steps_copies_are_asked_for_behind_the_drafter(
 
     assert Both().sample_tokens(None).kv_connector_worker_meta == (meta or "complete")
     assert runner.order == order
+
+
+def test_the_layers_that_make_drafts_are_known_of_either_model_runner() -> None:
+    first = SimpleNamespace(drafter=SimpleNamespace(_draft_attn_layer_names={"a"}))
+    second = SimpleNamespace(speculator=SimpleNamespace(draft_attn_layer_names={"b"}))
+    without_kv = SimpleNamespace(drafter=object())
+
+    found = [drafting_layers(one) for one in (first, second, without_kv, object())]
+    assert found == [{"a"}, {"b"}, set(), set()]
