@@ -152,7 +152,8 @@ def _num_blocks(plan: Plan, now: Moment) -> int:
         num_tokens = request.num_tokens + 1
         ahead = geometry.max_ahead_tokens
         total += num_request_blocks(geometry, residency, num_tokens=num_tokens, num_ahead=ahead)
-        total += side_blocks(geometry, num_tokens=num_tokens, num_new_tokens=1)
+        num_tokens += ahead
+        total += side_blocks(geometry, num_tokens=num_tokens, num_new_tokens=1 + ahead)
         used.update(request.prefix_ids)
     shared = {p.prefix_id: p for p in plan.prefixes}
     for prefix in now.prefixes:
