@@ -3,16 +3,33 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab.engine.step_runner import Arrival, Outcome, StepRunner
+from lab.engine.workloads import long_prompt, mixed
 from tests.exact.evidence import assert_pool_is_whole, assert_tokens, num_layer_loads
 from tests.exact.reference import reference
 
 # The fewer steps a run takes, the fewer layers are loaded.
 MIN_LAYER_LOADS, MIN_REUSED_EVICTIONS = 200, 10
+
+
+def known_answers() -> dict[tuple[int, ...], list[int]]:
+    """Return stock vLLM's answers by prompt, for drafters that know them."""
+    answers = reference("float32")
+    return {
+        tuple(arrival.prompt): answers[name].tokens[arrival.request_id]
+        for name, workload in (("mixed", mixed()), ("long", long_prompt()))
+        for arrival in workload
+    }
+
+
+def eagle_drafts(head: Path, *, num_drafts: int = 3) -> dict[str, Any]:
+    """Return vLLM's `speculative_config` with the head of a directory."""
+    return {"method": "eagle", "model": str(head), "num_speculative_tokens": num_drafts}
 
 
 def count_drafts(runner: StepRunner, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:

@@ -1,18 +1,16 @@
 """Drafts of an EAGLE head beside layer-wise KV: its layer stays in the pool, the model's leave."""
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lab.drafts import save_eagle_head
-from lab.engine.step_runner import EngineCase, StepRunner, first_difference, stock
+from lab.engine.step_runner import StepRunner, first_difference
 from lab.engine.workloads import churn, holds, long_prompt, mixed, with_aborts
 from tests.exact.cases import make_case, num_groups
-from tests.exact.drafts import answers_of, assert_exact, count_drafts
+from tests.exact.drafts import answers_of, assert_exact, count_drafts, eagle_drafts
 from tests.exact.evidence import assert_pool_is_whole
 
 # Engines run in this process: their warnings are not ours to fail on.
@@ -21,9 +19,7 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 CASES = {
     "asynchronous": make_case(asynchronous=True),
     "synchronous": make_case(),
-    "in-small-chunks-and-short-blocks": make_case(
-        asynchronous=True, max_num_batched_tokens=97, block_size=16, buffers=1
-    ),
+    "in-small-chunks": make_case(asynchronous=True, max_num_batched_tokens=97, buffers=1),
     "tensor-parallel": make_case(tensor_parallel_size=2),
 }
 EVERY_COMMIT = "asynchronous"
@@ -36,11 +32,6 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def with_head(case: EngineCase, head: Path, num_drafts: int = 3) -> EngineCase:
-    speculative = {"method": "eagle", "model": str(head), "num_speculative_tokens": num_drafts}
-    return replace(case, speculative=speculative)
-
-
 @pytest.fixture(
     scope="module",
     params=[
@@ -49,7 +40,7 @@ def with_head(case: EngineCase, head: Path, num_drafts: int = 3) -> EngineCase:
     ],
 )
 def runner(request: pytest.FixtureRequest, head: Path) -> Iterator[StepRunner]:
-    runner = StepRunner(with_head(request.param, head))
+    runner = StepRunner(replace(request.param, speculative=eagle_drafts(head)))
     yield runner
     runner.close()
 
@@ -85,23 +76,3 @@ def test_pauses_parks_and_aborts_with_drafts_in_flight(runner: StepRunner) -> No
     assert outcome.num_preemptions >= 5
     assert_exact(runner, "mixed", others, aborted)
     assert_pool_is_whole(runner)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("num_drafts", [1, 3, 5])
-def test_as_many_drafts_are_accepted_as_by_stock_vllm(
-    num_drafts: int, head: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Synchronously: stock vLLM's asynchronous scheduler makes no drafts on a CPU."""
-    case = with_head(CASES["synchronous"], head, num_drafts)
-    found: list[tuple[Any, Counter[str]]] = []
-    for one in (stock(case), case):
-        runner = StepRunner(one)
-        seen = count_drafts(runner, monkeypatch)
-        outcome = runner.run(mixed(8), hook=None if one.kv is None else churn(1), check=False)
-        found.append((outcome.tokens, seen))
-        assert outcome.num_preemptions == 0
-        runner.close()
-
-    assert found[0] == found[1]
-    assert found[0][1]["accepted"] >= 10
