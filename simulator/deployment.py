@@ -104,6 +104,7 @@ class Deployment:
             side_windows=self._side_windows(),
             side_block_size=window_block_size if window_block_size != block_size else 0,
             max_in_flight_tokens=2 * self.max_num_batched_tokens,  # it schedules ahead
+            max_ahead_tokens=3 * self._num_drafts,  # two steps' and what the drafter writes
         )
 
     @property
@@ -132,6 +133,13 @@ class Deployment:
             link_noise_frac=given.link_noise_frac,
             schedules_ahead=True,
         )
+
+    @property
+    def _num_drafts(self) -> int:
+        """Return how many tokens of a request a step drafts."""
+        if self.tokens_per_step == 1.0:
+            return 0
+        return Speculation.of(self.tokens_per_step, draft_frac=0.0).num_drafted
 
     def _costs(self) -> Costs:
         given = self.assumptions

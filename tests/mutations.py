@@ -29,6 +29,7 @@ STATES = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "zeroed")
 GOES_ON = ("tests/exact/test_resume.py", "-m", "not nightly", "-k", "in_its_cache")
 REPLAY = ("tests/integration/test_executor_replay.py",)
 SERVING = ("tests/unit/executor/serving",)
+DRAFTS = ("tests/exact/test_drafts.py", "-k", "three")
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
@@ -999,7 +1000,7 @@ MUTATIONS = (
     Mutation(
         "a plan does not count what never leaves",
         "services/placement/judging/plan_rules.py",
-        "total += side_blocks(geometry, num_tokens=num_tokens, num_new_tokens=1)",
+        "total += side_blocks(geometry, num_tokens=num_tokens, num_new_tokens=1 + ahead)",
         "pass",
         ("tests/unit/placement/judging/test_plan_rules.py",),
     ),
@@ -1170,6 +1171,62 @@ MUTATIONS = (
         "way_s += self.costs.prompt_s(request.num_left)",
         "pass",
         ("tests/unit/placement/run/test_evenflow.py",),
+    ),
+    Mutation(
+        "drafts fill blocks",
+        f"{EXECUTOR}/scheduler/scheduler.py",
+        "return int(min(num_tokens, request.num_tokens + in_flight))",
+        "return num_tokens",
+        DRAFTS,
+    ),
+    Mutation(
+        "a block that drafts fill is staging at once",
+        f"{EXECUTOR}/scheduler/coordinator.py",
+        "growth.grow(request, num_tokens=num_tokens, num_accepted=num_accepted)",
+        "growth.grow(request, num_tokens=num_tokens, num_accepted=num_tokens)",
+        DRAFTS,
+    ),
+    Mutation(
+        "copies that have not begun are complete",
+        f"{EXECUTOR}/plugin/connector.py",
+        "        if self._is_in_step:\n",
+        "        if False:\n",
+        ("tests/unit/executor/plugin/test_connector.py",),
+    ),
+    Mutation(
+        "a step's copies are asked for before the drafter alone",
+        f"{EXECUTOR}/plugin/worker.py",
+        "output.kv_connector_worker_meta = connector.build_connector_worker_meta()",
+        "pass",
+        ("tests/unit/executor/plugin/test_worker.py",),
+    ),
+    Mutation(
+        "the guard keeps no room for drafts",
+        f"{CONTROL}/room/capacity_guard.py",
+        "        if ahead:\n",
+        "        if False:\n",
+        ("tests/unit/executor/blocks/test_capacity_guard.py",),
+    ),
+    Mutation(
+        "plans have no room for drafts",
+        "services/planner/policy/window.py",
+        "growth.ahead * growth.grows[r]",
+        "0 * growth.grows[r]",
+        ("tests/unit/planner/policy/test_problem.py",),
+    ),
+    Mutation(
+        "layers that make drafts leave",
+        f"{EXECUTOR}/plugin/spec.py",
+        "windows |= _always_kept(drafts, max_model_len)",
+        "full |= drafts",
+        ("tests/unit/executor/plugin/test_spec.py",),
+    ),
+    Mutation(
+        "what vLLM does not do beside drafts is asked of it",
+        f"{EXECUTOR}/prompts/sampling.py",
+        "for name in NOT_WITH_DRAFTS if drafts else ():",
+        "for name in ():",
+        ("tests/unit/executor/prompts/test_sampling.py",),
     ),
 )
 

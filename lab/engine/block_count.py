@@ -46,4 +46,8 @@ def num_formula_blocks(holder: Holder, geometry: BlockGeometry) -> int:
     residency = Residency(
         num_offloaded=len(holder.offloaded), num_staging=max(1, len(holder.staging))
     )
-    return num_request_blocks(geometry, residency, num_tokens=holder.num_own_tokens)
+    num_ahead = max(0, holder.num_rows * geometry.block_size - holder.num_tokens)
+    assert num_ahead < geometry.max_ahead_tokens + geometry.block_size, "more room than drafts take"
+    return num_request_blocks(
+        geometry, residency, num_tokens=holder.num_own_tokens, num_ahead=num_ahead
+    )

@@ -26,6 +26,10 @@ GPU_WORKER = "services.executor.plugin.gpu_worker.LayerwiseGPUWorker"
 COMPARED_KV_DTYPES = frozenset(
     {"auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"}
 )
+# How drafts are made that have been compared: from tokens alone, or by layers with KV of their own.
+DRAFTS_WITH_KV = ("eagle", "eagle3", "mtp")
+DRAFTS = ("ngram", "suffix", "custom_class", *DRAFTS_WITH_KV)
+DRAFTS_WITHOUT = "serve it without --layerwise-kv: drafts and --policy evenflow work there"
 FREE_MEMORY_SHARE = 0.5  # of a machine's free memory: no more is taken for KV unasked
 
 # What values there are; settings of the same name have the same.
@@ -112,8 +116,15 @@ def layers_per_group(vllm_config: "VllmConfig") -> int:
 def caches_prefixes(vllm_config: "VllmConfig") -> bool:
     """Return whether requests begin with KV of earlier ones: in the pool or on the host."""
     if CONFIG_KEY in (vllm_config.additional_config or {}):
-        return KVOptions.of(vllm_config).prefix_caching and not keeps_less_kv(vllm_config)
+        return KVOptions.of(vllm_config).prefix_caching and not has_side_groups(vllm_config)
     return bool(vllm_config.cache_config.enable_prefix_caching)
+
+
+def has_side_groups(vllm_config: "VllmConfig") -> bool:
+    """Return whether some layers never leave the pool: the model's, or those that make drafts."""
+    drafts = vllm_config.speculative_config
+    drafts_with_kv = drafts is not None and drafts.method in DRAFTS_WITH_KV
+    return drafts_with_kv or keeps_less_kv(vllm_config)
 
 
 def keeps_less_kv(vllm_config: "VllmConfig") -> bool:
@@ -146,8 +157,7 @@ def check_supported(vllm_config: "VllmConfig") -> None:
         ),
         "enable_prefix_caching": vllm_config.cache_config.enable_prefix_caching,
         f"kv_cache_dtype={cache_dtype}": cache_dtype not in COMPARED_KV_DTYPES,
-        "speculative decoding (speculative_config); serve it without --layerwise-kv: drafts and "
-        "--policy evenflow work there": vllm_config.speculative_config is not None,
+        **_refusals_of_drafts(vllm_config),
         "kv_sharing_fast_prefill": vllm_config.cache_config.kv_sharing_fast_prefill,
         "data_parallel_size": parallel.data_parallel_size > 1,
         "enable_dbo": parallel.enable_dbo,
@@ -190,6 +200,7 @@ def check_uncached_supported(vllm_config: "VllmConfig") -> None:
         "MLA": vllm_config.model_config.use_mla,
         "prompt embeddings": vllm_config.model_config.enable_prompt_embeds,
         "a model with sliding windows or states": keeps_less_kv(vllm_config),
+        "speculative decoding": vllm_config.speculative_config is not None,
     }
     for name, asked in refusals.items():
         if asked:
@@ -214,6 +225,30 @@ def max_num_active_seqs(vllm_config: "VllmConfig") -> int:
     scheduler = vllm_config.scheduler_config
     most: int = scheduler.max_num_active_seqs or scheduler.max_num_seqs
     return most
+
+
+def _refusals_of_drafts(vllm_config: "VllmConfig") -> dict[str, bool]:
+    """Return with what speculative decoding has not been compared, and whether it is asked for."""
+    drafts = vllm_config.speculative_config
+    if drafts is None:
+        return {}
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    return {
+        f"speculative decoding by {drafts.method}, only by {', '.join(DRAFTS)}; {DRAFTS_WITHOUT}": (
+            drafts.method not in DRAFTS
+        ),
+        f"speculative decoding and a model with sliding windows or states; {DRAFTS_WITHOUT}": (
+            keeps_less_kv(vllm_config)
+        ),
+        f"speculative decoding and MLA; {DRAFTS_WITHOUT}": model.use_mla,
+        f"speculative decoding by {drafts.method} and kv_cache_dtype={cache_dtype}": (
+            drafts.method in DRAFTS_WITH_KV and cache_dtype.startswith("fp8")
+        ),
+        f"speculative decoding and pipeline stages; {DRAFTS_WITHOUT}": (
+            parallel.pipeline_parallel_size > 1
+        ),
+    }
 
 
 def _refusals_on_a_device(options: KVOptions) -> dict[str, bool]:

@@ -57,7 +57,19 @@ def block_geometry(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Bl
         side_windows=tuple(window for window in windows if window is not None),
         side_block_size=sizes[0] if sizes and sizes[0] != block_size else 0,
         max_in_flight_tokens=config.max_in_flight_tokens,
+        max_ahead_tokens=max_ahead_tokens(config),
     )
+
+
+def max_ahead_tokens(config: "VllmConfig") -> int:
+    """Return for how many tokens a request has room behind those that cannot be rejected any more.
+
+    Each step in flight may accept all of its drafts; the drafter writes some way ahead of the last.
+    """
+    num_drafts: int = config.num_speculative_tokens
+    if not num_drafts:
+        return 0
+    return num_drafts * int(config.max_concurrent_batches) + int(config.num_lookahead_tokens)
 
 
 def num_host_slots(config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> int:

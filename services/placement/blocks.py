@@ -12,6 +12,9 @@ groups L_off are offloaded, with m staging buffers, owns
 A caller adds what is in transit: full blocks whose host copy is not yet complete, and the target
 blocks of a group that is being restored.
 
+With speculative decoding n counts tokens that cannot be rejected any more. Drafts have room behind
+them, a tokens at most: ceil((n + a) / B) - floor(n / B) blocks are open in each group then.
+
 Where a model has layers that keep less than all KV, their groups are *side groups*: always in the
 pool, whatever the placement. A request owns in each of them at most what `side_blocks` says. Who
 leaves the pool takes what `side_copy_blocks` says of the host, beside its full blocks.
@@ -33,11 +36,18 @@ class BlockGeometry:
     # Tokens of a window's block, where its heads are unlike the others': blocks have as many bytes.
     side_block_size: int = 0  # 0: block_size
     max_in_flight_tokens: int = 0  # scheduled and not computed yet, of all requests together
+    # Of a request: for which there is room behind those that cannot be rejected any more: drafts.
+    max_ahead_tokens: int = 0
 
     @property
     def window_block_size(self) -> int:
         """Return the tokens of one block of a window group."""
         return self.side_block_size or self.block_size
+
+    @property
+    def max_open_blocks(self) -> int:
+        """Return how many blocks of a group may be open at once, in one request."""
+        return 1 + -(-self.max_ahead_tokens // self.block_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +61,15 @@ class Residency:
 RESIDENT = Residency(num_offloaded=0, num_staging=1)
 
 
-def num_request_blocks(geometry: BlockGeometry, residency: Residency, *, num_tokens: int) -> int:
-    """Return the blocks that a request with `num_tokens` tokens of KV owns."""
-    num_full, num_open_tokens = divmod(num_tokens, geometry.block_size)
-    num_open = 1 if num_open_tokens else 0
+def num_request_blocks(
+    geometry: BlockGeometry, residency: Residency, *, num_tokens: int, num_ahead: int = 0
+) -> int:
+    """Return the blocks that a request with `num_tokens` tokens of KV owns.
+
+    `num_ahead`: tokens behind them that have room and may never be the request's.
+    """
+    num_full = num_tokens // geometry.block_size
+    num_open = -(-(num_tokens + num_ahead) // geometry.block_size) - num_full
     num_resident = geometry.num_groups - residency.num_offloaded
     num_buffers = min(residency.num_staging, residency.num_offloaded)
     return (
@@ -102,10 +117,10 @@ def side_copy_blocks(geometry: BlockGeometry, *, num_tokens: int) -> int:
     return num_side + geometry.num_groups if num_side else 0
 
 
-def min_request_blocks(geometry: BlockGeometry, *, num_tokens: int) -> int:
+def min_request_blocks(geometry: BlockGeometry, *, num_tokens: int, num_ahead: int = 0) -> int:
     """Return the fewest blocks that a request can live in: everything offloaded, one buffer."""
     fewest = Residency(num_offloaded=geometry.num_groups, num_staging=1)
-    return num_request_blocks(geometry, fewest, num_tokens=num_tokens)
+    return num_request_blocks(geometry, fewest, num_tokens=num_tokens, num_ahead=num_ahead)
 
 
 def max_tokens_in(geometry: BlockGeometry, *, num_blocks: int) -> int:

@@ -13,6 +13,7 @@ class Demand:
     block_size: int  # tokens, >= 1
     num_groups: int  # layer groups, >= 1
     num_extra_blocks: int = 0  # per offloaded group: being sealed, or of the running prefill chunk
+    num_ahead: int = 0  # tokens behind `num_tokens` that have room: drafts
 
     @property
     def num_full_blocks(self) -> int:
@@ -21,15 +22,17 @@ class Demand:
 
     @property
     def num_open_blocks(self) -> int:
-        """1 if the last block of a group is not full: it stays in the pool; else 0."""
-        return int(self.num_tokens % self.block_size > 0)
+        """Blocks per group that are not full, so stay in the pool: 1 at most without drafts."""
+        return -(-(self.num_tokens + self.num_ahead) // self.block_size) - self.num_full_blocks
 
 
 def blocks_needed(demand: Demand, *, num_offloaded: int, num_buffers: int) -> int:
     """Return the pool blocks of one request: `blocks.num_request_blocks` and the extra ones."""
     geometry = BlockGeometry(num_groups=demand.num_groups, block_size=demand.block_size)
     residency = Residency(num_offloaded=num_offloaded, num_staging=num_buffers)
-    own = num_request_blocks(geometry, residency, num_tokens=demand.num_tokens)
+    own = num_request_blocks(
+        geometry, residency, num_tokens=demand.num_tokens, num_ahead=demand.num_ahead
+    )
     return own + num_offloaded * demand.num_extra_blocks
 
 

@@ -95,6 +95,7 @@ class EngineShape:
     side_windows: EachSideGroup = ()
     side_block_size: Count = 0  # tokens
     max_in_flight_tokens: Count = 0
+    max_ahead_tokens: Count = 0  # of a request: drafts; as `BlockGeometry` has them
 
     @property
     def geometry(self) -> BlockGeometry:
@@ -104,6 +105,7 @@ class EngineShape:
             side_windows=self.side_windows,
             side_block_size=self.side_block_size,
             max_in_flight_tokens=self.max_in_flight_tokens,
+            max_ahead_tokens=self.max_ahead_tokens,
         )
 
     @property

@@ -33,6 +33,7 @@ class KVState:
     request_id: str
     geometry: BlockGeometry
     num_tokens: int = 0  # of the row, that have a place in the pool or on the host
+    num_ahead: int = 0  # for which there is room behind them: drafts
     first: int = 0  # position of its own: trunks have those before it
     trunks: list["Trunk"] = field(default_factory=list)  # that it begins with, in order
     offloaded: tuple[int, ...] = ()  # layer groups, ascending
@@ -67,8 +68,8 @@ class KVState:
 
     @property
     def num_rows(self) -> int:
-        """Blocks of a row, the open one included."""
-        return -(-self.num_tokens // self.geometry.block_size)
+        """Blocks of a row, open ones included."""
+        return -(-(self.num_tokens + self.num_ahead) // self.geometry.block_size)
 
     @property
     def is_saved(self) -> bool:
@@ -186,10 +187,13 @@ class KVState:
         num_new = num_tokens - max(self.num_tokens, self.num_side_tokens)
         if num_new <= 0:
             return self.num_side_blocks
-        return side_blocks(self.geometry, num_tokens=num_tokens, num_new_tokens=num_new)
+        ahead = self.geometry.max_ahead_tokens
+        return side_blocks(
+            self.geometry, num_tokens=num_tokens + ahead, num_new_tokens=num_new + ahead
+        )
 
     def _rows(self, num_tokens: int) -> tuple[int, int]:
-        rows = -(-num_tokens // self.geometry.block_size)
+        rows = -(-(num_tokens + self.geometry.max_ahead_tokens) // self.geometry.block_size)
         return rows, rows - self.num_rows
 
     def _direct_end(self, num_tokens: int) -> int:
@@ -208,6 +212,7 @@ class KVState:
                 self.buffer_length = max(self.buffer_length, direct)
             self.own = (*self.own, *range(direct, rows))
         self.num_tokens = max(self.num_tokens, num_tokens)
+        self.num_ahead = self.geometry.max_ahead_tokens
 
     def uncache(self, num_blocks: int, *, num_free: int) -> None:
         """Let so many leading positions be uncached, more where too few blocks are free for less.

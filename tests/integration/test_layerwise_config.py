@@ -11,6 +11,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu_worker import Worker
 
+from lab.kind_models import kind_model
 from lab.latent_model import latent_model
 from lab.models import exactness_model
 from lab.policies.presets import full_name
@@ -25,17 +26,20 @@ from services.executor.engine.config import (
 from services.executor.engine.engine import shutdown_timeout_s
 from services.executor.kv_options import (
     CONFIG_KEY,
+    DRAFTS,
+    DRAFTS_WITH_KV,
     KVOptions,
     caches_prefixes,
     check_supported,
     check_uncached_supported,
     computes_prompts_whole,
+    has_side_groups,
     max_num_active_seqs,
 )
 from services.executor.plugin import gpu_worker
 from services.executor.plugin.gpu_worker import LayerwiseGPUWorker
 from services.executor.settings import ExecutorSettings
-from services.executor.sizing import block_size_for_copies
+from services.executor.sizing import block_size_for_copies, max_ahead_tokens
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -263,12 +267,66 @@ def test_a_dense_model_keeps_prefixes_also_where_prompts_are_not_chunked(config:
     assert caches_prefixes(config)
 
 
-def test_speculative_decoding_is_refused(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    speculative = SpeculativeConfig.__new__(SpeculativeConfig)
-    monkeypatch.setattr(config, "speculative_config", speculative)
+def drafting(method: str) -> SpeculativeConfig:
+    drafts = SpeculativeConfig.__new__(SpeculativeConfig)
+    drafts.method, drafts.num_speculative_tokens = method, 3
+    return drafts
 
-    with pytest.raises(ValueError, match="speculative_config"):
+
+def test_drafts_that_are_made_in_another_way_are_refused_by_name(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for method in DRAFTS:
+        monkeypatch.setattr(config, "speculative_config", drafting(method))
         check_supported(config)
+
+    monkeypatch.setattr(config, "speculative_config", drafting("medusa"))
+    with pytest.raises(ValueError, match=r"decoding by medusa, only by .*without --layerwise-kv"):
+        check_supported(config)
+
+
+def test_what_drafts_were_not_compared_with_is_refused(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = make_config(make_settings(pipeline_parallel_size=2))
+    latent = make_config(make_settings(model=str(latent_model())))
+    monkeypatch.setattr(config, "speculative_config", drafting("ngram"))
+    windows = make_config(make_settings(model=str(kind_model("gpt_oss"))))
+    refused = ((staged, "pipeline stages"), (latent, "MLA"), (windows, "a model with sliding"))
+    for one, reason in refused:
+        monkeypatch.setattr(one, "speculative_config", drafting("ngram"))
+        with pytest.raises(ValueError, match=f"speculative decoding and {reason}"):
+            check_supported(one)
+    monkeypatch.setattr(config.cache_config, "cache_dtype", "fp8")
+    check_supported(config)
+    monkeypatch.setattr(config, "speculative_config", drafting("eagle"))
+    with pytest.raises(ValueError, match="decoding by eagle and kv_cache_dtype=fp8"):
+        check_supported(config)
+    monkeypatch.setattr(config, "speculative_config", drafting("ngram"))
+    with pytest.raises(ValueError, match="ellm does not work with speculative decoding"):
+        check_uncached_supported(config)
+
+
+@pytest.mark.parametrize("method", DRAFTS)
+def test_prefixes_are_not_cached_where_drafts_have_kv_of_their_own(
+    method: str, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "speculative_config", drafting(method))
+
+    assert has_side_groups(config) == (method in DRAFTS_WITH_KV)
+    assert caches_prefixes(config) == (method not in DRAFTS_WITH_KV)
+
+
+def test_room_for_drafts_is_what_steps_in_flight_may_accept_and_the_drafter_writes(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert max_ahead_tokens(config) == 0
+    monkeypatch.setattr(config, "speculative_config", drafting("ngram"))
+    assert max_ahead_tokens(config) == 3
+    monkeypatch.setattr(config, "speculative_config", drafting("eagle"))
+    assert max_ahead_tokens(config) == 3 + 3
+    monkeypatch.setattr(config.scheduler_config, "async_scheduling", True)
+    assert max_ahead_tokens(config) == 2 * 3 + 3
 
 
 @pytest.mark.parametrize(("layers_per_group", "stages"), [(3, 1), (16, 1), (8, 2)])

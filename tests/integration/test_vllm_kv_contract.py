@@ -23,18 +23,21 @@ from vllm.v1.attention.backends.utils import resolve_kv_cache_layout
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator, KVCacheCoordinatorNoPrefixCache
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm.v1.request import Request
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker.block_table import MultiGroupBlockTable
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.dp_utils import dispatch_cg_and_sync_dp
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as GPUModelRunnerV2
+from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 from vllm.v1.worker.gpu_worker import Worker as GPUWorker
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin
@@ -289,6 +292,39 @@ def test_the_second_model_runner_calls_the_connector_around_the_layers() -> None
     after = source(ActiveKVConnector.post_forward)
     assert after.index("wait_for_save()") < after.index("build_connector_worker_meta()")
     assert "set_disabled(True)" in source(GPUModelRunnerV2._dummy_run)
+
+
+def test_a_step_with_drafts_ends_behind_the_drafter() -> None:
+    """The first model runner has asked the connector by then; the second asks behind it, too."""
+    lifecycle = source(KVConnectorModelRunnerMixin._get_kv_connector_output)
+    assert "if not defer_finalize:\n                kv_connector.wait_for_save()" in lifecycle
+    layers = source(GPUModelRunner.execute_model)
+    assert "defer_kv_connector_finalize = self.speculative_config is not None" in layers
+    assert "self.kv_connector_output = kv_connector_output" in layers
+    body = source(GPUModelRunner.sample_tokens)
+    ends = body.index("self.finalize_kv_connector()")
+    assert body.rindex("propose_draft_token_ids(valid_sampled_token_ids)") < ends
+    assert ends < body.rindex("kv_connector_output = self.kv_connector_output")
+    second = source(GPUModelRunnerV2.sample_tokens)
+    assert second.index("self.speculator.propose(") < second.rindex("kv_connector.post_forward(")
+
+
+def test_layers_that_make_drafts_are_known_by_these_names() -> None:
+    assert "self._draft_attn_layer_names = {" in source(SpecDecodeBaseProposer.load_model)
+    assert "self.draft_attn_layer_names = " in source(DraftModelSpeculator)
+    assert "self.drafter.kv_cache_gid == kv_cache_gid" in source(
+        GPUModelRunner._build_attention_metadata
+    )
+
+
+def test_a_step_in_flight_gives_one_token_at_least() -> None:
+    """Placeholders stand for its drafts as well: those that are rejected are taken off."""
+    after_schedule = source(AsyncScheduler._update_after_schedule)
+    assert "request.num_output_placeholders += (" in after_schedule
+    assert "self.num_sampled_tokens_per_step + cur_num_spec_tokens" in after_schedule
+    update = source(Scheduler.update_from_output)
+    assert "request.num_output_placeholders -= num_rejected" in update
+    assert "num_output_placeholders = 0" in source(Scheduler._preempt_request)
 
 
 def test_a_connector_may_have_full_graphs_beside_piecewise_ones() -> None:

@@ -39,6 +39,7 @@ class Share:
     num_tokens: int  # of its own, at which it owns most blocks
     floor: LayerPlacement
     num_side_blocks: int = 0  # of groups that never leave
+    num_ahead: int = 0  # tokens behind those that have room: drafts
 
 
 class CapacityGuard(Generic[KVT]):
@@ -123,7 +124,8 @@ class CapacityGuard(Generic[KVT]):
         idle, num_free = moves.idle(but=self._running), moves.num_free
         num_expected = sum(kv.num_owned_when_copied for kv in idle)
         # Two blocks per group let any request go on: an open one, and one on its way to the host.
-        num_lacking = 2 * moves.geometry.num_groups + len(moves.geometry.side_windows)
+        num_lacking = (1 + moves.geometry.max_open_blocks) * moves.geometry.num_groups
+        num_lacking += len(moves.geometry.side_windows)
         took = self._reclaim(idle, num_expected - num_lacking)
         return moves.num_free > num_free or moves.give_up_restores() or took
 
@@ -141,7 +143,7 @@ class CapacityGuard(Generic[KVT]):
         """Return what holders take: a trunk stands before its first user, if it is not `seen`."""
         block_size, shares = self._moves.geometry.block_size, list[Share]()
         for need in needs:
-            kv, num_tokens = need.record.kv, self._num_tokens_to_hold(need)
+            kv, (num_tokens, num_ahead) = need.record.kv, self._tokens_to_hold(need)
             for trunk in () if kv is None else kv.trunks:
                 if trunk not in seen:
                     seen.add(trunk)
@@ -149,14 +151,14 @@ class CapacityGuard(Generic[KVT]):
                     shares.append(Share(trunk, trunk.num_own_tokens, floor))
             num_own = num_tokens - _num_shared(need) * block_size
             floor = need.record.floor or ALL_RESIDENT
-            shares.append(Share(kv, num_own, floor, self._num_side_blocks(need)))
+            shares.append(Share(kv, num_own, floor, self._num_side_blocks(need), num_ahead))
         return shares
 
     def _num_side_blocks(self, need: Need[KVT]) -> int:
         """Return the blocks of groups that never leave, with the next token."""
         if not self._moves.geometry.side_windows:
             return 0
-        num_tokens = need.num_tokens + 1
+        num_tokens = need.num_tokens + 1 + self._moves.geometry.max_ahead_tokens
         num_new = num_tokens - need.num_processed_tokens
         return side_blocks(self._moves.geometry, num_tokens=num_tokens, num_new_tokens=num_new)
 
@@ -174,18 +176,29 @@ class CapacityGuard(Generic[KVT]):
     def _num_blocks_of(self, share: Share, residency: Residency | None) -> int:
         if residency is None:
             return 0
-        own = num_request_blocks(self._moves.geometry, residency, num_tokens=share.num_tokens)
+        own = num_request_blocks(
+            self._moves.geometry,
+            residency,
+            num_tokens=share.num_tokens,
+            num_ahead=share.num_ahead,
+        )
         return own + share.num_side_blocks
 
-    def _num_tokens_to_hold(self, need: Need[KVT]) -> int:
-        """Return at which length a request owns most blocks: as it is, or with its next token.
+    def _tokens_to_hold(self, need: Need[KVT]) -> tuple[int, int]:
+        """Return at which length a request owns most blocks, and for how many tokens behind it.
 
-        That token opens a block at worst. Where it fills one, the open blocks of offloaded groups
-        are more than what they become: a request is largest just before.
+        That is as it is, or with its next token, which opens a block at worst. Where it fills one,
+        the open blocks of offloaded groups are more than what they become: a request is largest
+        just before. Drafts open a block while the one before it is filling, or on its way to the
+        host: any of them may be the request's or not.
         """
-        size, num_tokens = self._moves.geometry.block_size, need.num_tokens
+        geometry, num_tokens = self._moves.geometry, need.num_tokens
+        size, ahead = geometry.block_size, geometry.max_ahead_tokens
+        if ahead:
+            least = max(1, _num_shared(need) * size, num_tokens + 1 - ahead)
+            return least, num_tokens + 1 + ahead - least
         fills = num_tokens % size and not (num_tokens + 1) % size
-        return num_tokens if fills else num_tokens + 1
+        return (num_tokens, 0) if fills else (num_tokens + 1, 0)
 
     def _reclaim(self, idle: Sequence[Any], num_allowed: int) -> bool:
         """Take blocks of idle requests, layer by layer, until they will own `num_allowed`.
@@ -235,9 +248,9 @@ class CapacityGuard(Generic[KVT]):
                 return False
             if kv.request_id not in active:
                 num_rows += kv.num_rows - kv.num_shared
-        block_size = moves.geometry.block_size
+        block_size, ahead = moves.geometry.block_size, moves.geometry.max_ahead_tokens
         for need in needs:
-            num_rows += need.num_tokens // block_size + 1 - _num_shared(need)
+            num_rows += (need.num_tokens + ahead) // block_size + 1 - _num_shared(need)
         num_left = moves.num_blocks - self.num_spare
         if moves.geometry.side_windows:
             num_left -= self._num_side_of(kv for kv in moves.all() if kv.request_id not in active)
@@ -267,6 +280,7 @@ class CapacityGuard(Generic[KVT]):
                 offloadable=share.kv is None or share.kv.mirrored,
                 min_offloaded=len(share.floor.offloaded),
                 num_side_blocks=share.num_side_blocks,
+                num_ahead=share.num_ahead,
             )
             for share in shares
         ]

@@ -31,7 +31,10 @@ class Moves(Protocol[KVT]):
         """
 
     def num_new(self, kv: KVT, num_tokens: int) -> int:
-        """Return the blocks that room for so many tokens takes, those to wake up not counted."""
+        """Return the blocks that room for so many tokens takes, and for drafts behind them.
+
+        Those to wake up are not counted.
+        """
 
     def num_side_blocks(self, kv: Any) -> int:
         """Return the blocks that a holder has in groups that never leave."""

@@ -44,7 +44,7 @@ class BlockOwner:
 
         kv = owner.draft(record, placement, num_slots=32, keys=keys)  # no block is taken yet
         owner.adopt(kv)
-        owner.growth.grow(kv, num_tokens=200)
+        owner.growth.grow(kv, num_tokens=200, num_accepted=200)
         owner.offload(kv, [1, 3])  # these layer groups leave the pool as their copies complete
         owner.restores.begin(kv, 3)  # one comes back
         owner.park(kv)  # all of it leaves the pool; `forget`: and the host

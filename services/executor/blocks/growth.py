@@ -20,12 +20,12 @@ class Growth:
         self._staging = staging
         self._block_size = block_size
 
-    def num_new_blocks(self, kv: RequestKV, *, num_tokens: int) -> int:
+    def num_new_blocks(self, kv: RequestKV, *, num_tokens: int, num_accepted: int) -> int:
         """Return how many blocks `grow` will take from the pool."""
         num_have, num_want = kv.num_rows, self._num_blocks(num_tokens)
         if num_want <= num_have:
             return 0
-        direct_end = self._direct_end(kv, num_tokens)
+        direct_end = self._direct_end(kv, num_accepted)
         num_staging_groups = sum(group.stages for group in kv.groups)
         num_new = (len(kv.groups) - num_staging_groups) * (num_want - num_have)
         num_new += num_staging_groups * (num_want - direct_end)
@@ -35,8 +35,12 @@ class Growth:
                 num_new += direct_end - num_have
         return num_new
 
-    def grow(self, kv: RequestKV, *, num_tokens: int) -> tuple[list[KVCacheBlock], ...]:
+    def grow(
+        self, kv: RequestKV, *, num_tokens: int, num_accepted: int
+    ) -> tuple[list[KVCacheBlock], ...]:
         """Make room for `num_tokens` tokens; return what each group's row gains.
+
+        Those behind `num_accepted` are drafts: a later step may compute others in their place.
 
         The pool must have `num_new_blocks`: otherwise it raises, and some of them are taken.
         Blocks that the step fills completely go straight to staging in offloaded groups: the
@@ -45,7 +49,7 @@ class Growth:
         num_have, num_want = kv.num_rows, self._num_blocks(num_tokens)
         if num_want <= num_have:
             return tuple([] for _ in kv.groups)
-        direct_end = self._direct_end(kv, num_tokens)
+        direct_end = self._direct_end(kv, num_accepted)
         if direct_end > num_have:
             self._staging.extend(kv, direct_end)
         return tuple(self._grow_group(kv, group, direct_end, num_want) for group in kv.groups)
@@ -77,10 +81,10 @@ class Growth:
         group.row.extend(gained)
         return gained
 
-    def _direct_end(self, kv: RequestKV, num_tokens: int) -> int:
+    def _direct_end(self, kv: RequestKV, num_accepted: int) -> int:
         """Return the position up to which new blocks are staging blocks in offloaded groups."""
         num_have = kv.num_rows
-        num_full = num_tokens // self._block_size
+        num_full = num_accepted // self._block_size
         staging_groups = [group for group in kv.groups if group.stages]
         if num_full <= num_have or not staging_groups:
             return num_have

@@ -101,7 +101,9 @@ class Holder(ABC):
     columns: list[Column] = field(default_factory=list)  # of its row's leading blocks
     # Equal lengths; each begins with what stands before its first position.
     staging: list[list[KVCacheBlock]] = field(default_factory=list)
-    num_tokens: int = 0  # of the row, whose KV exists once the steps sent so far have run
+    # Of the row, whose KV exists once the steps sent so far have run: only those that cannot be
+    # rejected any more. Rows have room for drafts behind them.
+    num_tokens: int = 0
     asleep: bool = False  # is in no step and has no staging
 
     @property

@@ -212,7 +212,11 @@ class TransferRunner:
                 self._lose(request_id, FailureCause.FAILED)
 
     def feedback(self) -> StepFeedback:
-        """Return what has completed and what went wrong; each restore and failure once."""
+        """Return what has completed and what went wrong; each restore and failure once.
+
+        Not within a step: what has yet to begin would count as complete.
+        """
+        assert not any(self._saves), "feedback of a step that has not ended"
         self.watch.sweep()
         failed_saves = self._end_saves()
         done, failed_restores = self._end_restores()

@@ -26,7 +26,7 @@ from services.executor.observation import EngineObservation, from_plain
 from services.executor.prompts.chat_template import known_variables
 from services.executor.prompts.preparation import Preparation
 from services.executor.prompts.prompt_renderer import PromptRenderer
-from services.executor.prompts.sampling import advised_sampling
+from services.executor.prompts.sampling import advised_sampling, speculates
 from services.executor.request_tag import Begun, to_extra_args, with_begun
 from services.executor.settings import ExecutorSettings
 from services.executor.types import (
@@ -87,7 +87,9 @@ class Engine:
         self._load = load
         self._renderer = PromptRenderer(llm.renderer)
         self._preparation = Preparation(llm, self._renderer, settings)
-        self._default_sampling = advised_sampling(llm.model_config.get_diff_sampling_param())
+        self._default_sampling = advised_sampling(
+            llm.model_config.get_diff_sampling_param(), drafts=speculates(llm.vllm_config)
+        )
         self._template_variables = known_variables(llm.model_config, llm.renderer.get_tokenizer())
         self._root = settings.model
         fingerprints = Fingerprints(llm.vllm_config, settings, llm.renderer.get_tokenizer())

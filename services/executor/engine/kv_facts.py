@@ -8,7 +8,6 @@ from services.control.options import ControllerOptions
 from services.executor.kv_options import (
     CONFIG_KEY,
     computes_prompts_whole,
-    keeps_less_kv,
     layers_per_group,
 )
 from services.executor.model_kinds import has_kv_that_grows, layers_in_words
@@ -69,7 +68,7 @@ def _layers(vllm_config: Any, is_layerwise: bool) -> str:
     )
     if is_layerwise and computes_prompts_whole(vllm_config):
         words += "; a request that gave up all its KV is computed again"
-    elif is_layerwise and keeps_less_kv(vllm_config):
+    elif is_layerwise and has_side_groups(vllm_config):
         words += "; a request that is preempted, not parked, is computed again"
     return words
 

@@ -49,10 +49,11 @@ if TYPE_CHECKING:
 class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """Carries a step's transfers from the scheduler to the layers, and feedback back."""
 
-    transfers: Transfers  # scheduler side; set by the scheduler, as are the next three
+    transfers: Transfers  # scheduler side; set by the scheduler, as are the next four
     limit_host: Callable[[int], None]
     relieve: Callable[[], bool]
     num_host_tokens: "Callable[[Request], int | None]"
+    num_accepted: Callable[[str, int], int]
     calibration: LinkCalibration | None = None  # of all ranks, while the link was idle
     runner: TransferRunner  # worker side; made when the KV memory is there
 
@@ -65,6 +66,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._groups = [list(group.layer_names) for group in groups]
         self._first_layers, self._last_layers = group_of_layers(self._groups)
         self._hooks_layers = False  # in this step
+        self._is_in_step = False
         # Whether layers call the hooks in every step, and not only in those that need it: for
         # tools that time or slow down layers.
         self.watches_layers = False
@@ -120,7 +122,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         cached = scheduler_output.scheduled_cached_reqs
         num_computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         num_tokens_after = {
-            request_id: num_computed[request_id] + num_tokens
+            request_id: self.num_accepted(request_id, num_computed[request_id] + num_tokens)
             for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items()
         }
         return self.transfers.plan_step(num_tokens_after)
@@ -199,6 +201,7 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         transfers = self._get_connector_metadata()
         assert isinstance(transfers, StepTransfers)
+        self._is_in_step = True
         self.runner.begin_step(transfers)
         self._hooks_layers = self.watches_layers or self.runner.has_work_between_layers
         # The second model runner replays a full graph outside of a forward context.
@@ -223,11 +226,18 @@ class LayerwiseConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def wait_for_save(self) -> None:
         """Leave copies to the host running: blocks are kept until their copies are confirmed."""
-        self._hooks_layers = False
+        self._hooks_layers = self._is_in_step = False
         self.finish_forward()
         self.runner.end_step()
 
-    def build_connector_worker_meta(self) -> StepFeedback:
+    def build_connector_worker_meta(self) -> StepFeedback | None:
+        """Return what the step's copies have come to; None before `wait_for_save`.
+
+        Where drafts are made, the first model runner asks while copies to the host have yet to
+        begin, and ends the step behind the drafter: the worker asks again then.
+        """
+        if self._is_in_step:
+            return None
         feedback = self.runner.feedback()
         feedback.num_ready_slots = self._backend.host.num_ready_slots
         feedback.timing = self._clock.take()

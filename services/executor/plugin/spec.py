@@ -10,11 +10,12 @@ with a window is full attention with `sliding_window` set, one with chunks full 
 `attention_chunk_size`, as vLLM itself makes them where it keeps no blocks by kind: that touches the
 blocks only, kernels take the window from the layer. A chunk's tokens attend to those since its
 beginning, so it keeps what a window as long would, and at most twice what it needs. One with states
-keeps vLLM's spec, for which its runner and its kernels ask.
+keeps vLLM's spec, for which its runner and its kernels ask. Layers that make drafts keep all of
+their KV, as one side group: a window as long as the longest context.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -33,7 +34,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
-from services.executor.sizing import side_window
+from services.executor.sizing import max_ahead_tokens, side_window
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -69,18 +70,21 @@ class LayerGroup:
         """Return what the start-up check must find room for, summed over the groups.
 
         A request of the maximum length needs one staging buffer of that length, counted on the
-        first group, and an open block per group; the rest can live in host memory.
+        first group, and an open block per group, more where drafts run ahead; the rest can live in
+        host memory.
         """
         open_block = int(self.page_size_bytes)  # type: ignore[attr-defined]
+        num_ahead = max_ahead_tokens(vllm_config)
         window = side_window(self)
         if window is not None:
-            num_tokens = window - 1 + vllm_config.max_in_flight_tokens
+            num_tokens = window - 1 + vllm_config.max_in_flight_tokens + num_ahead
             num_longest = -(-vllm_config.model_config.max_model_len // self.block_size)  # type: ignore[attr-defined]
             return open_block * int(min(num_longest, -(-num_tokens // self.block_size) + 1))  # type: ignore[attr-defined]
+        open_blocks = open_block * (1 + -(-num_ahead // self.block_size))  # type: ignore[attr-defined]
         if self.group_index > 0:
-            return open_block
+            return int(open_blocks)
         longest = int(super().max_memory_usage_bytes(vllm_config))  # type: ignore[misc]
-        return longest + open_block
+        return longest + int(open_blocks)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,19 +120,26 @@ def layer_group_specs(
     *,
     num_layers: int | None = None,
     max_model_len: int | None = None,
+    drafting: Collection[str] = (),
 ) -> dict[str, KVCacheSpec]:
     """Return the specs of one worker's layers with their group: those that may leave, then others.
 
     The index counts from the first layer of the pipeline stage: a block id is spent on every rank,
     so group i is made of one slice of each stage. `num_layers`: that each stage has, where there
-    are several; they must be alike. `max_model_len`: tokens; a longer window is none.
+    are several; they must be alike. `max_model_len`: tokens; a longer window is none. `drafting`:
+    layers that make drafts.
 
     Where all layers may leave, `layers_per_group` must divide them. Beside layers that stay it is
     the most, and the largest number is taken that divides the layers of each kind.
 
     Raises ValueError for layers unlike each other, without any that may leave, or of another kind.
     """
-    full, windows, states = _by_kind(specs, max_model_len)
+    drafts = {name: spec for name, spec in specs.items() if name in drafting}
+    model = {name: spec for name, spec in specs.items() if name not in drafting}
+    full, windows, states = _by_kind(model, max_model_len)
+    if drafts:
+        assert max_model_len is not None
+        windows |= _always_kept(drafts, max_model_len)
     full, windows = _of_one_page(full, windows)
     alike = {**full, **windows}
     if num_layers is not None and len(full) != num_layers:
@@ -138,6 +149,10 @@ def layer_group_specs(
         )
     if windows or states:
         layers_per_group = common_layers_per_group(layers_per_group, full, windows, states)
+        if len(drafts) > layers_per_group:
+            raise ValueError(
+                f"layer-wise KV needs the {len(drafts)} layers that make drafts in one layer group"
+            )
     elif len(full) % layers_per_group:
         raise ValueError(
             f"layers_per_group={layers_per_group} does not divide the {len(full)} layers "
@@ -154,6 +169,17 @@ def layer_group_specs(
             group_index=group,
         )
     return {**grouped, **states}
+
+
+def _always_kept(drafts: Specs, max_model_len: int) -> Specs:
+    """Return the specs of layers that make drafts as those of a window that nothing leaves."""
+    for name, spec in drafts.items():
+        if type(spec) is not FullAttentionSpec:
+            raise ValueError(
+                f"layer-wise KV needs full attention where drafts are made, {name} has "
+                f"{type(spec).__name__}"
+            )
+    return {name: replace(spec, sliding_window=max_model_len) for name, spec in drafts.items()}
 
 
 def _of_one_page(full: Specs, windows: Specs) -> tuple[Specs, Specs]:

@@ -34,6 +34,7 @@ class LayerwiseWorkerMixin:
             options.layers_per_group,
             num_layers=num_layers // num_stages if num_stages > 1 else None,
             max_model_len=config.model_config.max_model_len,
+            drafting=drafting_layers(self.model_runner),
         )
 
     def weight_bytes(self) -> int:
@@ -55,6 +56,20 @@ class LayerwiseWorkerMixin:
             elif edits:
                 self._edit_rows_v1(edits)
         return super().execute_model(scheduler_output)  # type: ignore[misc]
+
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Sample, with the drafter; then add to the step's output what its copies have come to.
+
+        It is there already where no drafts are made, and from the second model runner.
+        """
+        output = None if self.use_v2_model_runner else self.model_runner.kv_connector_output
+        if output is None or output.kv_connector_worker_meta is not None:
+            return super().sample_tokens(grammar_output)  # type: ignore[misc]
+        connector = get_kv_transfer_group()
+        connector.finish_forward()
+        sampled = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        output.kv_connector_worker_meta = connector.build_connector_worker_meta()
+        return sampled
 
     # Rows of running requests are changed in place; vLLM itself only appends to them. Edits of
     # requests that the runner does not have are late and mean nothing: a request that ended, or
@@ -89,6 +104,17 @@ class LayerwiseWorkerMixin:
             if row is not None and edit.request_id not in ending:
                 tables = runner.block_tables.block_tables
                 tables[edit.group].stage_write(row, edit.start, edit.block_ids)
+
+
+def drafting_layers(runner: Any) -> frozenset[str]:
+    """Return the layers with KV of the drafter, if there is one, of either model runner."""
+    first, second = getattr(runner, "drafter", None), getattr(runner, "speculator", None)
+    return frozenset(
+        (
+            *getattr(first, "_draft_attn_layer_names", ()),
+            *getattr(second, "draft_attn_layer_names", ()),
+        )
+    )
 
 
 def refuse_shared_kv(layers: Mapping[str, Any]) -> None:

@@ -33,6 +33,7 @@ from services.executor.prompts.sampling import (
     describe_tokenizer,
     grammar_of,
     is_of_any_object,
+    speculates,
     to_vllm_outputs,
     to_vllm_sampling,
     vllm_seed,
@@ -192,7 +193,9 @@ class Preparation:
         """Have vLLM check a request and make its own form of it."""
         try:
             reads = _reads_from_first(submission, parsed)
-            sampling = to_vllm_sampling(submission, max_tokens, reads=reads)
+            sampling = to_vllm_sampling(
+                submission, max_tokens, reads=reads, drafts=speculates(self._llm.vllm_config)
+            )
             if parsed is not None:
                 parsed.apply(sampling)
             await self._keep_form(submission, sampling, parsed)

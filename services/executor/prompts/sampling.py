@@ -29,15 +29,22 @@ log = structlog.get_logger()
 
 UNSEEDED = -1  # what vLLM takes for "not seeded", although it is a seed
 SEED_OF_UNSEEDED = 2**63 - 1
+NOT_WITH_DRAFTS = ("min_p", "logit_bias")  # what vLLM does not do beside speculative decoding
 
 
 def to_vllm_sampling(
-    submission: Submission, max_tokens: int, *, reads: bool = True
+    submission: Submission, max_tokens: int, *, reads: bool = True, drafts: bool = False
 ) -> VllmSamplingParams:
     """Return vLLM's parameters; VLLMValidationError names what vLLM does not take. `reads`:
-    whether tokens are read from the first one on.
+    whether tokens are read from the first one on; `drafts`: whether the engine speculates.
     """
     sampling = submission.sampling
+    for name in NOT_WITH_DRAFTS if drafts else ():
+        if getattr(sampling, name):
+            raise VLLMValidationError(
+                f"{name}: not with speculative decoding, which the model is served with",
+                parameter=name,
+            )
     if sampling.min_tokens > max_tokens:
         raise VLLMValidationError(
             f"min_tokens: must be at most {max_tokens}, what the answer may have",
@@ -71,19 +78,24 @@ def to_vllm_sampling(
     )
 
 
+def speculates(vllm_config: Any) -> bool:
+    """Return whether an engine decodes speculatively."""
+    return vllm_config.speculative_config is not None
+
+
 def vllm_seed(sampling: SamplingParams) -> int | None:
     """Return the seed as vLLM takes it."""
     return SEED_OF_UNSEEDED if sampling.seed == UNSEEDED else sampling.seed
 
 
-def advised_sampling(advice: Mapping[str, Any]) -> SamplingParams:
+def advised_sampling(advice: Mapping[str, Any], *, drafts: bool = False) -> SamplingParams:
     """Return what a model's makers advise, as vLLM reads it from `generation_config.json`.
 
-    A value that no request may have is left out.
+    A value that no request may have is left out; `drafts`: where the engine speculates.
     """
     sampling = DEFAULT_SAMPLING
     for name in ("max_tokens", *ADVISABLE):
-        if name not in advice:
+        if name not in advice or (drafts and name in NOT_WITH_DRAFTS):
             continue
         value = max(advice[name], 0) if name == "top_k" else advice[name]  # -1: all tokens
         try:

@@ -20,6 +20,8 @@ from services.executor.blocks.residency import RequestKV
 
 # Returns a draft of a request that asks for its first blocks, given the tokens to make room for.
 Draft = Callable[[RequestRecord[RequestKV], int], RequestKV]
+# Returns how many of a request's tokens after a step cannot be rejected any more, of so many.
+NumAccepted = Callable[[str, int], int]
 
 
 class NoBlocks(KVCacheBlocks):  # type: ignore[misc]
@@ -34,6 +36,7 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
 
     owner: BlockOwner
     draft: Draft
+    num_accepted: NumAccepted
 
     @classmethod
     def install(
@@ -86,6 +89,7 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
         num_tokens: int,
         new_computed_blocks: tuple[Sequence[KVCacheBlock], ...],
         *args: Any,
+        num_tokens_main_model: int,
         **kwargs: Any,
     ) -> int:
         request = self._kv(request_id)
@@ -93,10 +97,18 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
             request = self._drafted(request_id, num_tokens)
         elif num_tokens <= request.num_rows * self._block_size:
             return 0
-        return self.owner.growth.num_new_blocks(request, num_tokens=num_tokens)
+        num_accepted = self.num_accepted(request_id, num_tokens_main_model)
+        return self.owner.growth.num_new_blocks(
+            request, num_tokens=num_tokens, num_accepted=num_accepted
+        )
 
     def allocate_new_blocks(
-        self, request_id: str, num_tokens: int, *args: Any, **kwargs: Any
+        self,
+        request_id: str,
+        num_tokens: int,
+        num_tokens_main_model: int,
+        *args: Any,
+        **kwargs: Any,
     ) -> tuple[list[KVCacheBlock], ...]:
         request = self._kv(request_id)
         if request is None:
@@ -105,7 +117,8 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
             self.owner.adopt(request)
         elif num_tokens <= request.num_rows * self._block_size:
             return self._nothing
-        return self.owner.growth.grow(request, num_tokens=num_tokens)
+        num_accepted = self.num_accepted(request_id, num_tokens_main_model)
+        return self.owner.growth.grow(request, num_tokens=num_tokens, num_accepted=num_accepted)
 
     def _kv(self, request_id: str) -> RequestKV | None:
         return self.owner.records[request_id].kv

@@ -101,6 +101,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         self.control = LineControl(self, self.line, self.transfers, max_hold_s=options.max_pause_s)
         self.recovery = Recovery(self, owner, Losses(owner, self.transfers))
         self._coordinator.owner, self._coordinator.draft = owner, self._draft
+        self._coordinator.num_accepted = self._num_accepted
         self._connect(manager)
         controller_options = ControllerOptions.of(config)
         self.set_up(controller_options, planner_of(controller_options))
@@ -112,6 +113,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         connector.limit_host = self._limit_host
         connector.relieve = self.capacity_guard.relieve
         connector.num_host_tokens = self.line.num_host_tokens
+        connector.num_accepted = self._num_accepted
         connector.bind_kv_cache_manager(manager)
 
     def set_up(
@@ -285,6 +287,17 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         placement = self.capacity_guard.place_new(need, self.line.active_needs())
         num_slots, keys = self.engine.num_predicted_slots(request), request.block_hashes
         return self.block_owner.draft(record, placement, num_slots=num_slots, keys=keys)
+
+    def _num_accepted(self, request_id: str, num_tokens: int) -> int:
+        """Return how many of a request's tokens after a step cannot be rejected any more.
+
+        `num_tokens`: all of them, with drafts. Each step in flight gives one token at least.
+        """
+        if not self.num_spec_tokens:
+            return num_tokens
+        request = self.requests[request_id]
+        in_flight = request.num_output_placeholders > 0
+        return int(min(num_tokens, request.num_tokens + in_flight))
 
     def _preempt_request(
         self, request: Request, timestamp: float, drop_stale_output: bool = False

@@ -82,7 +82,10 @@ class VllmEngine(EngineRequests):
         num_free = self._owner.blocks.num_free - self._guard.num_spare
         if self._owner.geometry.side_windows:
             num_free -= sum(
-                self._owner.sides.num_to_come(one.request_id, num_tokens=one.num_tokens + 1)
+                self._owner.sides.num_to_come(
+                    one.request_id,
+                    num_tokens=one.num_tokens + 1 + self._shape.max_ahead_tokens,
+                )
                 for one in self.running
             )
         return max(0, num_free)
@@ -194,4 +197,5 @@ def engine_shape(
         side_windows=geometry.side_windows,
         side_block_size=geometry.side_block_size,
         max_in_flight_tokens=geometry.max_in_flight_tokens,
+        max_ahead_tokens=geometry.max_ahead_tokens,
     )

@@ -150,8 +150,10 @@ def _num_blocks(plan: Plan, now: Moment) -> int:
             continue
         residency = _residency(placement, request.residency, now.engine)
         num_tokens = request.num_tokens + 1
-        total += num_request_blocks(geometry, residency, num_tokens=num_tokens)
-        total += side_blocks(geometry, num_tokens=num_tokens, num_new_tokens=1)
+        ahead = geometry.max_ahead_tokens
+        total += num_request_blocks(geometry, residency, num_tokens=num_tokens, num_ahead=ahead)
+        num_tokens += ahead
+        total += side_blocks(geometry, num_tokens=num_tokens, num_new_tokens=1 + ahead)
         used.update(request.prefix_ids)
     shared = {p.prefix_id: p for p in plan.prefixes}
     for prefix in now.prefixes:

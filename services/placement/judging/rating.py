@@ -79,7 +79,8 @@ def _most_blocks(holder: Holder, pattern: Pattern, snapshot: Snapshot, growth: i
     demand = demand_of(holder, snapshot.engine, growth=growth)
     if isinstance(holder, PrefixState):
         return pool_need(demand, pattern)
-    sealing = int(demand.num_extra_blocks == 0) + (1 - demand.num_open_blocks)
+    num_open = snapshot.engine.geometry.max_open_blocks - demand.num_open_blocks
+    sealing = int(demand.num_extra_blocks == 0) + num_open
     return pool_need(demand, pattern) + pattern.num_offloaded * sealing
 
 

@@ -27,6 +27,7 @@ class Claim:
     offloadable: bool  # False if its KV has no room in host memory
     min_offloaded: int = 0  # layer groups that leave in any case, [0, num_groups]
     num_side_blocks: int = 0  # of groups that never leave
+    num_ahead: int = 0  # tokens behind `num_tokens` that have to have room: drafts
 
 
 def fewest_offloaded(
@@ -66,10 +67,18 @@ def _ladder(num_groups: int, max_staging: int) -> tuple[Residency, ...]:
 
 def _minimum(demand: Claim, geometry: BlockGeometry) -> int:
     if not demand.offloadable:
-        num_blocks = num_request_blocks(geometry, RESIDENT, num_tokens=demand.num_tokens)
-    else:
-        num_blocks = min_request_blocks(geometry, num_tokens=demand.num_tokens)
+        return _num_blocks(demand, geometry, RESIDENT)
+    num_blocks = min_request_blocks(
+        geometry, num_tokens=demand.num_tokens, num_ahead=demand.num_ahead
+    )
     return num_blocks + demand.num_side_blocks
+
+
+def _num_blocks(demand: Claim, geometry: BlockGeometry, residency: Residency) -> int:
+    own = num_request_blocks(
+        geometry, residency, num_tokens=demand.num_tokens, num_ahead=demand.num_ahead
+    )
+    return own + demand.num_side_blocks
 
 
 def _admitted(minima: Sequence[int], num_blocks: int) -> list[bool]:
@@ -88,8 +97,7 @@ def _first_that_fits(
     """Return the first rung that fits, and its blocks: no rung takes more than the one before."""
 
     def num_blocks(residency: Residency) -> int:
-        own = num_request_blocks(geometry, residency, num_tokens=demand.num_tokens)
-        return own + demand.num_side_blocks
+        return _num_blocks(demand, geometry, residency)
 
     if not demand.offloadable:
         return RESIDENT, num_blocks(RESIDENT)

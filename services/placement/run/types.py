@@ -137,9 +137,12 @@ class RunSnapshot:
         return -(-num_tokens // self.engine.block_size)
 
     def num_blocks(self, request: RunRequest, *, growth: int) -> int:
-        """Return the blocks of a request with all layers in the pool, `growth` tokens later."""
+        """Return the blocks of a request with all layers in the pool, `growth` tokens later.
+
+        Drafts have room behind them.
+        """
         engine = self.engine
-        num_rows = -(-(request.num_tokens + growth) // engine.block_size)
+        num_rows = self.num_rows(request.num_tokens + growth + engine.max_ahead_tokens)
         return engine.num_groups * num_rows + self._side_blocks(request, growth=growth)
 
     def blocks(self, *, growth: int) -> Mapping[RequestId, int]:
@@ -147,9 +150,10 @@ class RunSnapshot:
         known = self._blocks.get(growth)
         if known is None:
             num_groups, size = self.engine.num_groups, self.engine.block_size
+            ahead = growth + self.engine.max_ahead_tokens
             known = {
                 r.request_id: num_groups
-                * -(-(r.num_prompt_tokens + r.num_output_tokens + growth) // size)
+                * -(-(r.num_prompt_tokens + r.num_output_tokens + ahead) // size)
                 for r in self.requests
             }
             if self.engine.side_windows:
@@ -165,8 +169,8 @@ class RunSnapshot:
         num_left = max(0, request.num_tokens - request.num_computed_tokens)
         return side_blocks(
             self.engine.geometry,
-            num_tokens=request.num_tokens + growth,
-            num_new_tokens=num_left + AHEAD_TOKENS,
+            num_tokens=request.num_tokens + growth + self.engine.max_ahead_tokens,
+            num_new_tokens=num_left + AHEAD_TOKENS + self.engine.max_ahead_tokens,
         )
 
     def num_blocks_of(self, batch: Iterable[RunRequest], *, growth: int) -> int:

@@ -27,6 +27,11 @@ from services.placement.types import (
 SEALING_STEPS = 2  # a full block leaves the pool this many steps after it is filled, at the latest
 
 
+def sealing_tokens(engine: EngineShape) -> int:
+    """Return how many tokens a request may have more by the time that a full block has left."""
+    return SEALING_STEPS * (1 + engine.max_ahead_tokens)
+
+
 def members(snapshot: Snapshot) -> tuple[RequestState, ...]:
     """Return the requests that placement decides about, in scheduling order.
 
@@ -64,10 +69,11 @@ def demand_of(holder: Holder, engine: EngineShape, *, growth: int = 0) -> Demand
     groups hold extra blocks: one while a block filled in the window is sealed, and the running
     chunk of a prefill.
     """
+    ahead = engine.max_ahead_tokens
     if isinstance(holder, PrefixState):
-        growth = 0
+        growth = ahead = 0
     num_tokens = holder.num_tokens + growth
-    first_new = holder.num_tokens - SEALING_STEPS
+    first_new = holder.num_tokens - sealing_tokens(engine)
     fills = num_tokens // engine.block_size > max(first_new, 0) // engine.block_size
     extra = int(fills and growth > 0)
     extra += math.ceil(largest_chunk(holder, engine) / engine.block_size)
@@ -76,6 +82,7 @@ def demand_of(holder: Holder, engine: EngineShape, *, growth: int = 0) -> Demand
         block_size=engine.block_size,
         num_groups=engine.num_groups,
         num_extra_blocks=extra,
+        num_ahead=ahead,
     )
 
 

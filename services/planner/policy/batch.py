@@ -14,6 +14,7 @@ from services.placement.step_time.batch import (
     group_sizes,
     holders_of,
     placed_pattern,
+    sealing_tokens,
     step_compute_s,
 )
 from services.placement.step_time.patterns import Pattern
@@ -135,10 +136,11 @@ class Batch:
 
     def _weights(self, *, window: int, read_after: int) -> Weights:
         """Return what `demand_of` says of each holder, for all holders at once."""
-        size, tokens, grows = self.snapshot.engine.block_size, self._num_tokens, self._grows
-        after = tokens + window * grows
-        full, partial = after // size, (after % size > 0).astype(np.int64)
-        sealing = (full > np.maximum(tokens - SEALING_STEPS, 0) // size) * grows
+        engine, tokens, grows = self.snapshot.engine, self._num_tokens, self._grows
+        size, after = engine.block_size, tokens + window * grows
+        full = after // size
+        partial = -(-(after + engine.max_ahead_tokens * grows) // size) - full
+        sealing = (full > np.maximum(tokens - sealing_tokens(engine), 0) // size) * grows
         return Weights(
             transfer_s=self._copy_s(self._tokens_read(read_after) // size),
             full_blocks=full.astype(np.float64),
@@ -255,6 +257,8 @@ class Batch:
             layer_s_per_context_token=profile.layer_s_per_context_token,
             chunk_layer_s_per_token=profile.prefill_s_per_token / engine.num_layers,
             block_size=engine.block_size,
+            ahead=engine.max_ahead_tokens,
+            sealing_tokens=sealing_tokens(engine),
             block_bytes=engine.block_bytes,
             bytes_per_s=link.bytes_per_s,
             copy_overhead_s=link.copy_overhead_s,

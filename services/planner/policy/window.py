@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from services.placement.step_time.batch import SEALING_STEPS
 from services.planner.solver.jit import compiled
 from services.planner.solver.kernels.load import ROOM, Board, new_load
 from services.planner.solver.kernels.step import step_s
@@ -36,6 +35,8 @@ class BatchGrowth(NamedTuple):
     layer_s_per_context_token: float
     chunk_layer_s_per_token: float  # 0: a chunk costs what its tokens and its reads cost
     block_size: int  # tokens
+    ahead: int  # tokens of a request that have room behind its own: drafts
+    sealing_tokens: int  # see `services.placement.step_time.batch`
     block_bytes: int
     bytes_per_s: float  # host to GPU
     copy_overhead_s: float
@@ -73,10 +74,11 @@ def _pool_blocks(choice: Ints, board: Board, growth: BatchGrowth, step: int) -> 
     total = 0.0
     for r in range(choice.shape[0]):
         after = growth.num_tokens[r] + (step + 1) * growth.grows[r]
-        full, partial = after // size, int(after % size > 0)
+        full = after // size
+        partial = (after + growth.ahead * growth.grows[r] + size - 1) // size - full
         offloaded, buffers = tables.num_jobs[choice[r]], tables.buffers[choice[r]]
         total += (groups - offloaded) * (full + partial)
-        sealing = int(full > max(growth.num_tokens[r] - SEALING_STEPS, 0) // size)
+        sealing = int(full > max(growth.num_tokens[r] - growth.sealing_tokens, 0) // size)
         sealing *= growth.grows[r]
         total += buffers * full + growth.passing_blocks[r]
         total += offloaded * (partial + sealing + growth.chunk_blocks[r])

@@ -240,6 +240,7 @@ class Simulation:
     depth: int = 1  # steps in flight when the next one is scheduled
     max_mirrored: int = 1_000
     windows: tuple[int, ...] = ()  # of the side groups
+    max_ahead_tokens: int = 0  # drafts
     lengths: dict[str, int] = field(default_factory=dict)  # tokens computed, of live requests
     prompts: dict[str, tuple[str, ...]] = field(default_factory=dict)  # of those with shared ones
     returning: set[str] = field(default_factory=set)  # admitted again, not yet scheduled
@@ -258,6 +259,7 @@ class Simulation:
                 block_size=BLOCK_SIZE,
                 side_windows=self.windows,
                 max_in_flight_tokens=64,
+                max_ahead_tokens=self.max_ahead_tokens,
             ),
             self.records,
             poison_freed=True,
@@ -285,14 +287,22 @@ class Simulation:
             part = self._schedule(request_id, num_tokens)
             if part is not None:
                 batch.append(part)
-        transfers = self.transfers.plan_step({p.request_id: p.start + p.num_tokens for p in batch})
+        transfers = self.transfers.plan_step({p.request_id: self.num_accepted(p) for p in batch})
         for part in batch:
-            self.lengths[part.request_id] = part.start + part.num_tokens
+            self.lengths[part.request_id] = self.length_after(part)
         batch.extend(self._shadows([part.request_id for part in batch]))
         self.in_flight.append((transfers, batch))
         self.owner.check_integrity()
         while len(self.in_flight) > self.depth:
             self.run_oldest()
+
+    def num_accepted(self, part: Slice) -> int:
+        """Return how many tokens of a request are its own for good once a step has run."""
+        return part.start + part.num_tokens
+
+    def length_after(self, part: Slice) -> int:
+        """Return where the request's next step begins."""
+        return part.start + part.num_tokens
 
     def _shadows(self, scheduled: list[str]) -> list[Slice]:
         self.recomputed = [kv for kv in self.owner.uncached.kvs if kv.request_id in scheduled]
@@ -322,17 +332,24 @@ class Simulation:
         self.owner.check_integrity()
 
     def _schedule(self, request_id: str, num_tokens: int) -> Slice | None:
+        wanted = self.lengths[request_id] + num_tokens
+        return self.sliced(request_id, num_tokens, num_wanted=wanted, num_accepted=wanted)
+
+    def sliced(
+        self, request_id: str, num_tokens: int, *, num_wanted: int, num_accepted: int
+    ) -> Slice | None:
+        """Return a request's part of a step, in a row of `num_wanted` tokens; None without room."""
         start = self.lengths[request_id]
         request, sides = self.kv(request_id), self.owner.sides
-        wanted = start + num_tokens
+        wanted = {"num_tokens": num_wanted, "num_accepted": num_accepted}
         sides.slide(request_id, num_tokens=self.processed(request_id))
         num_free = self.pool.get_num_free_blocks()
-        num_new = self.owner.growth.num_new_blocks(request, num_tokens=wanted)
-        num_new += sides.num_new(request_id, num_tokens=wanted)
+        num_new = self.owner.growth.num_new_blocks(request, **wanted)
+        num_new += sides.num_new(request_id, num_tokens=num_wanted)
         if num_new > num_free:
             return None
-        gained = self.owner.growth.grow(request, num_tokens=wanted)
-        gained = (*gained, *sides.grow(request_id, num_tokens=wanted))
+        gained = self.owner.growth.grow(request, **wanted)
+        gained = (*gained, *sides.grow(request_id, num_tokens=num_wanted))
         assert num_free - self.pool.get_num_free_blocks() == num_new, (
             "took what it did not announce"
         )

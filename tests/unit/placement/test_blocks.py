@@ -106,3 +106,19 @@ def test_what_goes_with_a_request_is_what_its_next_token_attends_to(num_tokens: 
 
 def test_without_side_groups_there_are_none() -> None:
     assert side_blocks(EIGHT_GROUPS, num_tokens=900, num_new_tokens=900) == 0
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_ahead", "num_open"),
+    [(640, 0, 0), (641, 0, 1), (640, 5, 1), (659, 5, 1), (667, 5, 1), (668, 5, 2), (641, 64, 3)],
+)
+def test_drafts_open_blocks_behind_what_cannot_be_rejected(
+    num_tokens: int, num_ahead: int, num_open: int
+) -> None:
+    three_left = Residency(num_offloaded=3, num_staging=2)
+    geometry = replace(EIGHT_GROUPS, max_ahead_tokens=num_ahead)
+
+    blocks = num_request_blocks(geometry, three_left, num_tokens=num_tokens, num_ahead=num_ahead)
+
+    assert blocks == 5 * (20 + num_open) + 2 * 20 + 3 * num_open
+    assert num_open <= geometry.max_open_blocks <= num_open + 1

@@ -54,9 +54,12 @@ class BlockMoves:
         return [*self._transfers.write_through.by_likelihood(others), *trunks]
 
     def num_new(self, kv: RequestKV, num_tokens: int) -> int:
-        num_new = self._owner.growth.num_new_blocks(kv, num_tokens=num_tokens)
+        num_ahead = num_tokens + self.geometry.max_ahead_tokens
+        num_new = self._owner.growth.num_new_blocks(
+            kv, num_tokens=num_ahead, num_accepted=num_tokens
+        )
         if self.geometry.side_windows:
-            num_new += self._owner.side_copies.num_to_come(kv, num_tokens=num_tokens)
+            num_new += self._owner.side_copies.num_to_come(kv, num_tokens=num_ahead)
         return num_new
 
     def num_side_blocks(self, kv: Holder) -> int:

@@ -114,7 +114,8 @@ class Transfers:
     def plan_step(self, num_tokens_after: Mapping[str, int]) -> StepTransfers:
         """Return the transfers of the step that was just scheduled.
 
-        `num_tokens_after` has, per scheduled request, the tokens whose KV exists after it.
+        `num_tokens_after` has, per scheduled request, the tokens whose KV exists after it and that
+        cannot be rejected any more: no fewer than before. Only they fill blocks.
         """
         owner, step = self.owner, self.owner.orders.next_step
         loading: dict[str, None] = {}

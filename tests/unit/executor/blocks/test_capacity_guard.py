@@ -98,7 +98,10 @@ def test_restores_leave_room_for_the_next_step() -> None:
     sim.pool.free_blocks(hoarder[:1])  # 14 free: 10 for the restore, 4 for the next token
     make_guard(sim).adjust(needs_of(sim), [])
     assert sum(group.restore is not None for group in request.groups) == 1
-    assert sim.owner.growth.num_new_blocks(request, num_tokens=41) <= sim.pool.get_num_free_blocks()
+    assert (
+        sim.owner.growth.num_new_blocks(request, num_tokens=41, num_accepted=41)
+        <= sim.pool.get_num_free_blocks()
+    )
 
 
 def test_a_given_placement_is_a_floor_that_the_guard_adds_to() -> None:
@@ -166,3 +169,19 @@ def test_a_running_request_without_blocks_is_relieved_by_one_that_does_not_run()
     assert sim.pool.get_num_free_blocks() > num_free
     assert paused.offloaded
     assert running.offloaded == []
+
+
+@pytest.mark.parametrize(("max_ahead_tokens", "num_left", "num_next"), [(0, 0, 0), (3, 2, 4)])
+def test_drafts_have_room_while_a_block_fills_and_is_on_its_way(
+    max_ahead_tokens: int, num_left: int, num_next: int
+) -> None:
+    """39 tokens are 4 x 10 of 43 blocks. Drafts open an eleventh, whatever the tenth is by then."""
+    sim = Simulation(seed=1, depth=0, num_blocks=44, max_ahead_tokens=max_ahead_tokens)
+    request = grown(sim, 38)
+    guard = make_guard(sim)
+    (need,) = needs_of(sim)
+
+    guard.adjust([need], [])
+
+    assert len(request.offloaded) == num_left  # one is not enough: 3 x 11 + 9 + 2
+    assert guard.num_blocks_of_next_step([need]) == num_next

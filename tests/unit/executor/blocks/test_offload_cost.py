@@ -57,7 +57,7 @@ def resident_request(num_blocks: int) -> tuple[BlockOwner, Transfers, RequestKV]
         num_slots=NUM_GROUPS * num_blocks,
     )
     owner.adopt(request)
-    owner.growth.grow(request, num_tokens=num_tokens)
+    owner.growth.grow(request, num_tokens=num_tokens, num_accepted=num_tokens)
     transfers.plan_step({"r": num_tokens})
     transfers.write_through.confirm(1)
     return owner, transfers, request

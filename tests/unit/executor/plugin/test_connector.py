@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from services.executor.copies.pages import view_pools
 from services.executor.kv_options import CONFIG_KEY, KVOptions
 from services.executor.plugin.connector import LayerwiseConnector
-from services.executor.step_messages import StepTransfers
+from services.executor.step_messages import SaveOrder, StepTransfers
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -98,3 +98,18 @@ def test_kv_whose_blocks_are_not_dense_is_refused() -> None:
     halves = torch.zeros((2 * NUM_BLOCKS, 32))  # two rows per block
     ((pages,),) = view_pools({"a": halves}, [["a"]], num_blocks=NUM_BLOCKS)
     assert pages.shape == (NUM_BLOCKS, 2 * 32 * 4)
+
+
+def test_a_step_that_has_not_ended_has_nothing_to_tell(connector: Any) -> None:
+    """Its copies to the host may have yet to begin: by their absence they would be complete."""
+    save = SaveOrder("r", 0, uids=[1], slots=[0], block_ids=[1], from_staging=False)
+    connector.bind_connector_metadata(StepTransfers(step=5, saves=[save]))
+    connector.start_load_kv(SimpleNamespace(attn_metadata=None))
+
+    assert connector.build_connector_worker_meta() is None
+    with pytest.raises(AssertionError, match="has not ended"):
+        connector.runner.feedback()
+
+    connector.wait_for_save()
+
+    assert connector.build_connector_worker_meta().step == 5

@@ -33,6 +33,11 @@ SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=64, dtype=torc
 LATENT = MLAAttentionSpec(block_size=16, num_kv_heads=1, head_size=576, dtype=torch.bfloat16)
 
 
+def of_tokens(*, in_flight: int) -> Any:
+    """Return what geometry takes of vLLM's settings."""
+    return SimpleNamespace(max_in_flight_tokens=in_flight, num_speculative_tokens=0)
+
+
 def cache_of(*specs: Any, num_layers: int = 1) -> Any:
     names = ["layer"] * num_layers
     groups = [SimpleNamespace(kv_cache_spec=spec, layer_names=names) for spec in specs]
@@ -45,7 +50,9 @@ def test_side_groups_change_no_size_of_those_that_may_leave() -> None:
 
     assert block_bytes(cache) == SPEC.page_size_bytes
     assert [group.kv_cache_spec for group in offloadable_groups(cache)] == [specs["a"]]
-    geometry = block_geometry(SimpleNamespace(max_in_flight_tokens=7), cache)
+    geometry = block_geometry(
+        SimpleNamespace(max_in_flight_tokens=7, num_speculative_tokens=0), cache
+    )
     assert geometry == BlockGeometry(
         num_groups=1, block_size=16, side_windows=(128, STATE), max_in_flight_tokens=7
     )
@@ -148,7 +155,9 @@ def test_blocks_have_as_many_bytes_where_the_heads_of_windows_are_unlike_the_oth
             SimpleNamespace(kv_cache_spec=spec, layer_names=["l"]) for spec in specs.values()
         ]
     )
-    geometry = block_geometry(SimpleNamespace(max_in_flight_tokens=64), config)
+    geometry = block_geometry(
+        SimpleNamespace(max_in_flight_tokens=64, num_speculative_tokens=0), config
+    )
     assert (geometry.block_size, geometry.window_block_size) == (32, 16)
 
 
@@ -178,17 +187,24 @@ def test_a_window_that_no_request_outgrows_is_none(side: Any) -> None:
     assert [side_window(spec) for spec in specs.values()] == [None, 128]
 
 
-def test_the_start_up_check_finds_room_for_a_windows_tokens_and_those_in_flight() -> None:
+@pytest.mark.parametrize(("num_drafts", "num_open", "num_kept"), [(0, 1, 12 + 1), (5, 2, 13 + 1)])
+def test_the_start_up_check_finds_room_for_a_windows_tokens_and_those_in_flight(
+    num_drafts: int, num_open: int, num_kept: int
+) -> None:
+    """127 + 64 in 16s and one; drafts of two steps, and the drafter's, are 15 more."""
     specs: Any = layer_group_specs({"a": SPEC, "b": WINDOW}, 1)
     config = SimpleNamespace(
         max_in_flight_tokens=64,
+        num_speculative_tokens=num_drafts,
+        num_lookahead_tokens=num_drafts,
+        max_concurrent_batches=2,
         model_config=SimpleNamespace(max_model_len=4_096),
         parallel_config=SimpleNamespace(decode_context_parallel_size=1),
     )
     page = SPEC.page_size_bytes
 
-    assert specs["a"].max_memory_usage_bytes(config) == (4_096 // 16 + 1) * page
-    assert specs["b"].max_memory_usage_bytes(config) == (12 + 1) * page  # 127 + 64 in 16s, and one
+    assert specs["a"].max_memory_usage_bytes(config) == (4_096 // 16 + num_open) * page
+    assert specs["b"].max_memory_usage_bytes(config) == num_kept * page
 
 
 @pytest.mark.parametrize("num_layers", [3, 5])
@@ -224,3 +240,27 @@ def test_a_layer_that_reads_anothers_kv_is_refused_by_name() -> None:
 )
 def test_pages_are_large_enough_for_copy_engines(token_bytes: int, block_size: int) -> None:
     assert block_size_for_copies(token_bytes) == block_size
+
+
+def test_layers_that_make_drafts_are_one_side_group_that_keeps_everything() -> None:
+    specs = layer_group_specs(
+        {name: SPEC for name in ("a", "b", "c", "d", "head")},
+        2,
+        max_model_len=4_096,
+        drafting={"head"},
+    )
+
+    windows = {name: side_window(spec) for name, spec in specs.items()}
+    assert windows == {"a": None, "b": None, "c": None, "d": None, "head": 4_096}
+    assert [specs[name].group_index for name in specs] == [0, 1, 2, 3, 4]  # of one layer, as it
+
+
+def test_layers_that_make_drafts_in_several_groups_are_refused() -> None:
+    specs = {name: SPEC for name in ("a", "b", "c", "d", "e", "f")}
+
+    with pytest.raises(ValueError, match="the 2 layers that make drafts in one layer group"):
+        layer_group_specs(specs, 1, max_model_len=4_096, drafting={"e", "f"})
+    with pytest.raises(ValueError, match="full attention where drafts are made, f has"):
+        layer_group_specs({**specs, "f": WINDOW}, 1, max_model_len=4_096, drafting={"f"})
+    pairs = layer_group_specs(specs, 2, max_model_len=4_096, drafting={"e", "f"})
+    assert [spec.group_index for spec in pairs.values()] == [0, 0, 1, 1, 2, 2]

@@ -10,7 +10,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from services.executor.kv_options import CONFIG_KEY
 from services.executor.plugin import worker as worker_module
-from services.executor.plugin.worker import LayerwiseWorkerMixin
+from services.executor.plugin.worker import LayerwiseWorkerMixin, drafting_layers
 from services.executor.step_messages import RowEdit
 
 SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=64, dtype=torch.bfloat16)
@@ -107,3 +107,52 @@ def test_a_worker_refuses_layers_that_share_kv_and_layers_without() -> None:
 
 def test_layers_without_kv_are_in_no_group_where_there_is_one_stage() -> None:
     assert len(LayerwiseLayers(num_hidden_layers=6).get_kv_cache_spec()) == 4
+
+
+class Runner:
+    """Asks what a step's copies have come to before the drafter, if there is one, and ends it."""
+
+    def __init__(self, meta: str | None) -> None:
+        self.order: list[str] = []
+        self.kv_connector_output: Any = SimpleNamespace(kv_connector_worker_meta=meta)
+
+    def finish_forward(self) -> None:
+        self.order.append("layers end")
+
+    def build_connector_worker_meta(self) -> str:
+        self.order.append("asked")
+        return "complete"
+
+
+@pytest.mark.parametrize(
+    ("meta", "order"), [("known", ["sampled"]), (None, ["layers end", "sampled", "asked"])]
+)
+def test_a_steps_copies_are_asked_for_behind_the_drafter(
+    meta: str | None, order: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = Runner(meta)
+
+    class Samples:
+        use_v2_model_runner = False
+
+        def sample_tokens(self, grammar_output: Any) -> Any:
+            runner.order.append("sampled")
+            output, runner.kv_connector_output = runner.kv_connector_output, None
+            return output
+
+    class Both(LayerwiseWorkerMixin, Samples):
+        model_runner = runner
+
+    monkeypatch.setattr(worker_module, "get_kv_transfer_group", lambda: runner)
+
+    assert Both().sample_tokens(None).kv_connector_worker_meta == (meta or "complete")
+    assert runner.order == order
+
+
+def test_the_layers_that_make_drafts_are_known_of_either_model_runner() -> None:
+    first = SimpleNamespace(drafter=SimpleNamespace(_draft_attn_layer_names={"a"}))
+    second = SimpleNamespace(speculator=SimpleNamespace(draft_attn_layer_names={"b"}))
+    without_kv = SimpleNamespace(drafter=object())
+
+    found = [drafting_layers(one) for one in (first, second, without_kv, object())]
+    assert found == [{"a"}, {"b"}, set(), set()]

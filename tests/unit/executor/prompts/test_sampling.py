@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from vllm.exceptions import VLLMValidationError
 
 from services.executor.prompts.sampling import advised_sampling, to_vllm_sampling
 from services.executor.types import Submission
@@ -51,6 +52,24 @@ def test_all_that_vllm_reads_is_told() -> None:
     }
 
     assert advised_sampling(advice) == SamplingParams(**advice)
+    assert advised_sampling(advice, drafts=True) == SamplingParams(**{**advice, "min_p": 0.0})
+
+
+@pytest.mark.parametrize("asked", [{"min_p": 0.1}, {"logit_bias": {5: 1.0}}])
+def test_what_vllm_does_not_do_beside_drafts_is_refused_by_name(asked: dict[str, Any]) -> None:
+    submission = Submission(
+        request_id="r",
+        generation=1,
+        model="m",
+        prompt=TextPrompt("Hi"),
+        sampling=SamplingParams(**asked),
+    )
+    (name,) = asked
+
+    to_vllm_sampling(submission, 8)
+    with pytest.raises(VLLMValidationError, match=f"{name}: not with speculative") as refused:
+        to_vllm_sampling(submission, 8, drafts=True)
+    assert refused.value.parameter == name
 
 
 @pytest.mark.parametrize(

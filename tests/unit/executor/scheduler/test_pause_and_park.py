@@ -346,7 +346,7 @@ def test_a_draft_that_is_not_admitted_costs_nobody_its_host_copies() -> None:
     offloaded = LayerPlacement(offloaded=frozenset(range(4)))
     draft = sim.owner.draft(make_record("never"), offloaded, num_slots=8)
     assert draft.mirrored
-    num_new = sim.owner.growth.num_new_blocks(draft, num_tokens=8)
+    num_new = sim.owner.growth.num_new_blocks(draft, num_tokens=8, num_accepted=8)
     sim.owner.check_integrity(drafts=[draft])
     sim.owner.discard(draft)
 

@@ -239,3 +239,12 @@ def test_groups_that_never_leave_count_whatever_the_plan() -> None:
     assert judge(plan, ASKED, replace(NOW, engine=engine)) is Verdict.APPLIED
     one_short = replace(NOW, engine=replace(engine, num_blocks=23))
     assert judge(plan, ASKED, one_short) is Verdict.REJECTED_CAPACITY
+
+
+def test_drafts_have_room_in_a_plan() -> None:
+    """Of 32 tokens and the next one, 16 a block, drafts of 15 fill the open block, 16 open one."""
+    plan = make_plan(place("a"), place("b", *range(8)))
+    roomy, tight = (make_engine(num_blocks=200, max_ahead_tokens=n) for n in (0, 500))
+
+    assert judge(plan, ASKED, replace(NOW, engine=roomy)) is Verdict.APPLIED
+    assert judge(plan, ASKED, replace(NOW, engine=tight)) is Verdict.REJECTED_CAPACITY

@@ -511,6 +511,15 @@ def test_groups_that_never_leave_count_by_what_is_in_flight() -> None:
     assert snapshot.num_blocks_of([decodes, comes], growth=1) == 2 * own + 4 + 35 + 2
 
 
+def test_drafts_have_room_behind_a_requests_tokens() -> None:
+    request = runs("a", 20)  # and 8 more: 3 ahead fill the second block, 5 open a third
+    for max_ahead_tokens, num_rows in ((0, 2), (3, 2), (5, 3)):
+        snapshot = make_snapshot(request, engine=make_engine(max_ahead_tokens=max_ahead_tokens))
+
+        assert snapshot.num_blocks(request, growth=1) == 4 * num_rows
+        assert snapshot.num_blocks_of([request], growth=1) == 4 * num_rows
+
+
 SIDES = make_engine(side_windows=(32,), max_in_flight_tokens=512)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from lab.planning.exhaustive import exhaustive
 from lab.planning.snapshots import make_engine, make_request, make_snapshot
-from services.placement.step_time.batch import placed_pattern
+from services.placement.step_time.batch import demand_of, placed_pattern, pool_need
 from services.placement.step_time.patterns import Pattern, PatternSpace
 from services.placement.types import PlanStatus
 from services.planner.policy.batch import Batch
@@ -152,3 +152,29 @@ def test_a_plan_in_force_is_one_of_the_candidates_whatever_its_pattern() -> None
 
     assert placed_pattern(odd, snapshot.engine) in library.index
     assert Batch(snapshot, [odd], library).present_choice() == library.extra[:1]
+
+
+@pytest.mark.parametrize("max_ahead_tokens", [0, 5, 40])
+def test_room_for_drafts_is_counted_as_demands_count_it(max_ahead_tokens: int) -> None:
+    engine = make_engine(max_ahead_tokens=max_ahead_tokens)
+    lengths = (7_980, 8_000, 8_012)
+    requests = [make_request(f"r{n}", n, num_host_blocks=(n // 16,) * 8) for n in lengths]
+    snapshot = make_snapshot(*requests, engine=engine, num_free_blocks=12_000)
+    library = library_for(snapshot, PatternSpace.FULL)
+    batch = Batch(snapshot, snapshot.requests, library)
+    choice = np.array([0, 3, library.num_patterns - 1])
+
+    course, first = (
+        batch.course(choice, 40),
+        batch.instance(window=1, read_after=0, switching=False),
+    )
+
+    for growth, blocks in enumerate(course.blocks, start=1):
+        demands = [demand_of(request, engine, growth=growth) for request in snapshot.requests]
+        needs = [
+            pool_need(demand, library.patterns[number])
+            for demand, number in zip(demands, choice, strict=True)
+        ]
+        assert blocks == sum(needs)
+        if growth == 1:
+            assert [first.use[row, number] for row, number in enumerate(choice)] == needs

@@ -1,5 +1,7 @@
 """Where one request's KV is: the simulator's counts beside the executor's block owner."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.core.block_pool import BlockPool
@@ -20,25 +22,28 @@ NUM_BLOCKS = 1_000
 class Pair:
     """One request in the executor's terms and in the simulator's, through the same life."""
 
-    def __init__(self, offloaded: frozenset[int], num_buffers: int) -> None:
+    def __init__(
+        self, offloaded: frozenset[int], num_buffers: int, max_ahead_tokens: int = 0
+    ) -> None:
+        geometry = replace(GEOMETRY, max_ahead_tokens=max_ahead_tokens)
         pool = BlockPool(NUM_BLOCKS + 1, enable_caching=False, hash_block_size=4)
         record = make_record("a")
-        self.owner = BlockOwner(pool, HostPool(NUM_BLOCKS), GEOMETRY, {"a": record})
+        self.owner = BlockOwner(pool, HostPool(NUM_BLOCKS), geometry, {"a": record})
         placement = LayerPlacement(offloaded=offloaded, num_staging=num_buffers)
         self.real = self.owner.draft(record, placement, num_slots=200)
         self.owner.adopt(self.real)
         record.enter(State.RUNNING)
         self.ours = KVState(
-            request_id="a", geometry=GEOMETRY, mirrored=True, wanted_buffers=num_buffers
+            request_id="a", geometry=geometry, mirrored=True, wanted_buffers=num_buffers
         )
         self.ours.offload(sorted(offloaded), num_free=0)
 
     def grow(self, num_tokens: int) -> None:
-        assert self.ours.num_new(num_tokens) == self.owner.growth.num_new_blocks(
-            self.real, num_tokens=num_tokens
-        )
+        growth, ahead = self.owner.growth, self.owner.geometry.max_ahead_tokens
+        room = {"num_tokens": num_tokens + ahead, "num_accepted": num_tokens}
+        assert self.ours.num_new(num_tokens) == growth.num_new_blocks(self.real, **room)
         self.ours.grow(num_tokens)
-        self.owner.growth.grow(self.real, num_tokens=num_tokens)
+        growth.grow(self.real, **room)
         self.real.num_tokens = num_tokens
 
     def save(self) -> None:
@@ -142,14 +147,17 @@ OPERATIONS = st.lists(
 @given(
     st.frozensets(st.integers(0, 3)),
     st.integers(1, 2),
+    st.sampled_from((0, 3, 5)),
     st.integers(1, 40),
     OPERATIONS,
 )
-def test_the_executors_block_owner_owns_as_many(offloaded, num_buffers, prompt, operations) -> None:
+def test_the_executors_block_owner_owns_as_many(
+    offloaded, num_buffers, max_ahead_tokens, prompt, operations
+) -> None:
     # Copies to the host are complete after every step, so that all groups are alike, and no other
     # group leaves while one is on its way back. With the simulator no group leaves whose request
     # has something uncached.
-    pair = Pair(offloaded, num_buffers)
+    pair = Pair(offloaded, num_buffers, max_ahead_tokens)
     pair.grow(prompt)
     pair.save()
     for name, value in operations:
@@ -217,5 +225,6 @@ def test_what_is_kept_of_a_preempted_request_is_what_the_executor_keeps() -> Non
     assert (parked.num_tokens, parked.num_host_blocks) == (kept.num_tokens, kept.num_host_blocks)
     assert (parked.num_tokens, parked.num_owned, parked.is_parked) == (16, 0, True)
     assert parked.num_to_wake == pair.owner.staging.num_to_wake(kept) == 4
-    assert parked.num_new(27) == pair.owner.growth.num_new_blocks(kept, num_tokens=27)
+    room = {"num_tokens": 27, "num_accepted": 27}
+    assert parked.num_new(27) == pair.owner.growth.num_new_blocks(kept, **room)
     parked.check_integrity()

@@ -142,7 +142,7 @@ class Pair:
         ours, real = self.kvs(request)
         assert ours.num_new(num_tokens) == self.real.num_new(real, num_tokens)
         ours.grow(num_tokens)
-        self.owner.growth.grow(real, num_tokens=num_tokens)
+        self.owner.growth.grow(real, num_tokens=num_tokens, num_accepted=num_tokens)
         real.num_tokens = num_tokens
         ours.num_sent_blocks = ours.num_copied_blocks = ours.num_full_blocks
         for group in real.groups:

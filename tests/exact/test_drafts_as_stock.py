@@ -1,0 +1,56 @@
+"""As many drafts are accepted as by stock vLLM, which is given the same, where all run on."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.drafts import save_eagle_head
+from lab.engine.step_runner import StepRunner, stock
+from lab.engine.workloads import churn, mixed
+from lab.known_drafts import KNOWN, known_drafts
+from tests.exact.cases import make_case
+from tests.exact.drafts import count_drafts, eagle_drafts, known_answers
+
+# Engines run in this process: their warnings are not ours to fail on.
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(900),
+]
+
+
+def assert_as_stock(speculative: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Synchronously: stock vLLM's asynchronous scheduler makes no drafts on a CPU."""
+    case = make_case(speculative=speculative)
+    found: list[tuple[Any, Counter[str]]] = []
+    for one in (stock(case), case):
+        runner = StepRunner(one)
+        seen = count_drafts(runner, monkeypatch)
+        outcome = runner.run(mixed(8), hook=None if one.kv is None else churn(1), check=False)
+        monkeypatch.undo()
+        runner.close()
+        found.append((outcome.tokens, seen))
+        assert outcome.num_preemptions == 0
+
+    assert found[0] == found[1]
+    assert found[0][1]["drafted"] >= 100
+
+
+@pytest.mark.parametrize(("num_drafts", "right_frac"), [(1, 0.5), (3, 0.8), (5, 0.0), (5, 1.0)])
+def test_drafts_of_a_drafter_without_kv(
+    num_drafts: int, right_frac: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    KNOWN.answers, KNOWN.right_frac = known_answers(), right_frac
+
+    assert_as_stock(known_drafts(num_drafts=num_drafts), monkeypatch)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3, 5])
+def test_drafts_of_a_head_with_kv(
+    num_drafts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_eagle_head(tmp_path)
+
+    assert_as_stock(eagle_drafts(tmp_path, num_drafts=num_drafts), monkeypatch)

@@ -1,0 +1,60 @@
+"""A real executor with drafts beside layer-wise KV: stock vLLM's tokens; what drafts exclude."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from lab.executor_client import GatewayStream
+from lab.stack.executor_process import ExecutorProcess
+from tests.executor_stock import stock_answers
+from tests.stock_requests import PROMPT, TOO_LONG
+
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3_600)]
+
+DRAFTS = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_max": 3,
+    "prompt_lookup_min": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProcess]:
+    process = ExecutorProcess(
+        tmp_path_factory.mktemp("executor") / "executor.log",
+        MAX_MODEL_LEN=2048,
+        LAYERWISE_KV=True,
+        KV_LAYERS_PER_GROUP=2,
+        BLOCK_SIZE=32,
+        NUM_GPU_BLOCKS_OVERRIDE=86,  # 2.5 groups of a request that is as long
+        ENGINE_ARGS=json.dumps(["--speculative-config", json.dumps(DRAFTS)]),
+    )
+    with process.serving():
+        yield process
+
+
+async def test_a_prompt_larger_than_the_pool_gets_the_tokens_of_an_engine_without_drafts(
+    gateway: GatewayStream,
+) -> None:
+    expected = await asyncio.to_thread(stock_answers, "layerwise")
+
+    for name, request in TOO_LONG.items():
+        answer = await gateway.ask(name, text=request["prompt"], sampling=request["sampling"])
+
+        assert answer.ids == expected[name]["ids"]
+        assert answer.text == expected[name]["text"]
+
+
+@pytest.mark.parametrize("asked", [{"min_p": 0.1}, {"logit_bias": {300: 5.0}}])
+async def test_what_vllm_does_not_do_beside_drafts_is_refused_by_name(
+    asked: dict[str, Any], gateway: GatewayStream
+) -> None:
+    answer = await gateway.ask("bad", text=PROMPT, sampling={"max_tokens": 4, **asked})
+
+    assert answer.reject_code == "INVALID_ARGUMENT"
+    assert answer.rejected is not None
+    assert answer.rejected.field == next(iter(asked))
