@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -96,9 +96,9 @@ def resume_of(answer: Answer, num_tokens: int) -> pb.Resume:
 class GatewayStream:
     """One open stream to an executor."""
 
-    def __init__(self, address: str, *, gateway_id: str = "gateway-test") -> None:
+    def __init__(self, address: str, *, gateway_id: str = "gateway-test", epoch: int = 0) -> None:
         self._channel = aio.insecure_channel(address)
-        self._gateway_id = gateway_id
+        self._hello = pb.Hello(gateway_id=gateway_id, epoch=epoch)
         self.stub = pb_grpc.ExecutorServiceStub(self._channel)
         self.answers: dict[str, Answer] = defaultdict(Answer)
         self.frames: list[pb.StreamResponse] = []
@@ -106,7 +106,7 @@ class GatewayStream:
 
     async def __aenter__(self) -> Self:
         self._call = self.stub.Stream()
-        await self.send(hello=pb.Hello(gateway_id=self._gateway_id))
+        await self.send(hello=self._hello)
         self.reader = asyncio.create_task(self._read())
         return self
 
@@ -193,9 +193,13 @@ class GatewayStream:
 
     async def has_tokens(self, answer: Answer, num_tokens: int) -> None:
         """Wait until `answer` has come as far as `num_tokens`."""
+        await self.until(lambda: len(answer.tokens) >= num_tokens)
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        """Wait until what has come makes something true."""
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             while True:
-                if len(answer.tokens) >= num_tokens:
+                if holds():
                     return
                 await asyncio.sleep(0.02)
 

@@ -12,6 +12,7 @@ from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.executor_client import ANSWER_TIMEOUT_S, GatewayStream, places
 from lab.models import NUM_LAYERS
 from lab.stack.executor_process import ExecutorProcess
+from lab.stack.processes import EXIT_TIMEOUT_S
 from tests.executor_stock import StockAnswers, near, stock_answers
 from tests.stock_requests import PROMPT, SCORED, TOO_LONG
 
@@ -184,3 +185,20 @@ async def test_a_watcher_sees_where_the_kv_of_each_layer_group_is(gateway: Gatew
             break
     for name, answer in answers.items():
         await gateway.abort(answer, name)
+
+
+async def test_who_leaves_says_so_and_lets_what_is_live_end(
+    executor: ExecutorProcess, gateway: GatewayStream
+) -> None:
+    """The last test: its engine serves no other one."""
+    sampling = {"temperature": 0, "max_tokens": 400, "ignore_eos": True}
+    answer = await gateway.submit("live", text=PROMPT, sampling=sampling)
+    await gateway.wait(answer.started)
+    executor.process.terminate()
+    await gateway.until(lambda: gateway.frames[-1].is_leaving)
+    late = await gateway.ask("late", text=PROMPT, sampling=sampling)
+    await gateway.wait(answer.done)
+
+    assert late.reject_code == "UNAVAILABLE"
+    assert (answer.finish_reason, len(answer.ids)) == ("LENGTH", 400)
+    assert await asyncio.to_thread(executor.process.wait, EXIT_TIMEOUT_S) == 0

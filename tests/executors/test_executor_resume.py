@@ -1,5 +1,6 @@
 """An executor goes on with answers that were begun elsewhere, and refuses what it cannot."""
 
+import asyncio
 import random
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
-from lab.executor_client import GatewayStream, resume_of
+from lab.executor_client import ANSWER_TIMEOUT_S, GatewayStream, resume_of
 from lab.models import MAX_MODEL_LEN
 from lab.stack.executor_process import ExecutorProcess
 from tests.executors.continuing import assert_goes_on
@@ -115,6 +116,43 @@ async def test_tokens_behind_the_end_of_an_answer_are_refused(gateway: GatewaySt
     )
 
     assert refused.reject_code == "INVALID_ARGUMENT"
+
+
+async def test_a_newer_stream_takes_over_what_the_older_one_had(
+    executor: ExecutorProcess, gateway: GatewayStream
+) -> None:
+    """The older one's link is broken, and nothing has told the executor."""
+    long = {"temperature": 0, "max_tokens": MAX_MODEL_LEN - 512, "ignore_eos": True}
+    async with GatewayStream(executor.address, gateway_id="g", epoch=1) as older:
+        answer = await older.submit("long", text=PROMPT, sampling=long)
+        await older.has_tokens(answer, 20)
+        async with GatewayStream(executor.address, gateway_id="g", epoch=2) as newer:
+            resume = pb.Resume(output_ids=answer.ids[:16], max_tokens=32)
+            rest = await newer.ask("long", text=PROMPT, sampling=long, resume=resume)
+            await asyncio.wait_for(older.reader, timeout=ANSWER_TIMEOUT_S)
+
+    expected = await gateway.ask("whole", text=PROMPT, sampling={**long, "max_tokens": 32})
+    assert rest.ids == expected.ids[16:]
+    assert answer.ending is None
+
+
+async def test_frames_come_while_requests_live_and_tell_the_engine_s_steps(
+    gateway: GatewayStream,
+) -> None:
+    """A held request makes no token, and the engine is seen to step all the same."""
+    long = {"temperature": 0, "max_tokens": MAX_MODEL_LEN - 512, "ignore_eos": True}
+    answer = await gateway.submit("held", text=PROMPT, sampling=long)
+    await gateway.wait(answer.started)
+    await gateway.hold("held")
+    await gateway.observed("held", pb.REQUEST_STATE_PAUSED)
+    num_before = len(gateway.frames)
+    await gateway.until(lambda: len(gateway.frames) >= num_before + 4)
+    await gateway.abort(answer, "held")
+
+    steps = [frame.num_engine_steps for frame in gateway.frames[num_before:]]
+    assert steps == sorted(steps)
+    assert steps[-1] > steps[0] > 0
+    assert not any(frame.is_leaving for frame in gateway.frames)
 
 
 async def test_whatever_is_asked_for_the_engine_answers_the_next_request(
