@@ -116,7 +116,11 @@ class LinkBrokenError(UnavailableError):
 
 
 class LinkStalledError(LinkBrokenError):
-    """An executor's stream is silent though a message was due, or its engine makes no step."""
+    """An executor's stream is silent though a message was due."""
+
+
+class EngineStalledError(LinkStalledError):
+    """An executor's engine makes no step though readers wait."""
 
 
 class LeavingError(UnavailableError):

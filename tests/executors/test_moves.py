@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lab.stack.executor_process import ExecutorProcess
-from lab.stack.processes import wait_until
+from lab.stack.processes import stopped, wait_until
 from tests.gateways import Client, gateway_for, until
 
 pytestmark = pytest.mark.timeout(3_600)
@@ -97,3 +97,25 @@ async def test_answers_are_what_they_would_have_been(
         wait_until(lambda: first.process.poll() is not None, "the executor ends")
     first.start()
     first.wait_serving()
+
+
+async def test_answers_of_a_hanging_engine_move_and_it_is_taken_back(
+    pair: tuple[ExecutorProcess, ...],
+) -> None:
+    first, _ = pair
+    async with gateway_for(*pair, engine_stall_s=10.0) as client:
+        links = client.gateway.dispatcher.placing._links.values()
+        await until(lambda: all(link.candidate() for link in links))
+        expected = [await task for task in ask_all(client)]
+
+        answers = ask_all(client)
+        await until(lambda: len(client.num_generated()) == len(answers))
+        await until(lambda: min(client.num_generated()) > 20)
+        with stopped(first.engine_processes()):
+            got = [without_moves(await answer) for answer in answers]
+            taken = [link.candidate() is not None for link in links]
+
+        assert [answer for answer, _ in got] == expected
+        assert sum(has_moved for _, has_moved in got) > len(answers) // 4
+        assert taken == [False, True]
+        await until(lambda: all(link.candidate() for link in links))

@@ -766,6 +766,23 @@ async def test_an_engine_that_makes_no_step_while_readers_wait_is_given_up() -> 
     assert len(second.epochs) == 1
 
 
+async def test_a_request_that_engines_hang_at_fails(monkeypatch) -> None:
+    monkeypatch.setattr(failover, "TRIAL_S", 0.1)  # engines hang for longer
+    machines = [Machine(number) for number in range(3)]
+    for machine in machines:
+        machine.goes_on.clear()
+    async with running(*machines, engine_stall_s=0.6) as client:
+        stream = ask_for_stream(client, "r", max_tokens=1)
+        while not stream.done():
+            for machine in machines:
+                beat(machine, 7)
+            await asyncio.sleep(0.1)
+        hung = [machine for machine in machines if machine.submits]
+
+    assert error_in(await stream)["code"] == "generation_failed"
+    assert len(hung) == 2
+
+
 async def test_an_engine_may_rest_while_readers_have_enough() -> None:
     only = Machine()
     only.goes_on.clear()

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from services.gateway.errors import EngineStalledError, LinkStalledError
+
 CHECK_INTERVAL_S = 0.5
 
 
@@ -31,9 +33,9 @@ class Heartbeat:
         if num_steps != self._num_steps:
             self._num_steps, self._step_s = num_steps, now_s
 
-    def fault(self, now_s: float, *, is_live: bool, is_waited_for: bool) -> str:
-        """Say what is wrong; empty: nothing. `is_live`: the executor has requests of this gateway;
-        `is_waited_for`: a reader waits for one of them.
+    def fault(self, now_s: float, *, is_live: bool, is_waited_for: bool) -> LinkStalledError | None:
+        """Return what is wrong, if anything is. `is_live`: the executor has requests of this
+        gateway; `is_waited_for`: a reader waits for one of them.
         """
         is_late = now_s - self._checked_s > 2 * CHECK_INTERVAL_S
         self._checked_s = now_s
@@ -42,9 +44,9 @@ class Heartbeat:
         if is_late or not is_waited_for:
             self._step_s = now_s
         if not self._num_steps:
-            return ""
+            return None
         if now_s - self._frame_s > self._limits.link_s:
-            return f"no message came for {self._limits.link_s:g} s"
+            return LinkStalledError(f"no message came for {self._limits.link_s:g} s")
         if now_s - self._step_s > self._limits.engine_s:
-            return f"its engine made no step for {self._limits.engine_s:g} s"
-        return ""
+            return EngineStalledError(f"its engine made no step for {self._limits.engine_s:g} s")
+        return None

@@ -242,9 +242,10 @@ class ExecutorLink:
                 await self._serve(stub, convert.model_info_from_proto(info))
         except ServiceError as failure:
             detail = str(failure)
-            how = LinkStalledError if isinstance(failure, LinkStalledError) else how
+            if has_stalled := isinstance(failure, LinkStalledError):
+                how = type(failure)
             # One that could not be reached has ended, and is another one when it is back.
-            self._has_stalled = how is LinkStalledError or (self._has_stalled and was_connected)
+            self._has_stalled = has_stalled or (self._has_stalled and was_connected)
         except Exception:
             log.exception("executor_link_crashed", address=self.address)
         finally:
@@ -319,8 +320,8 @@ class ExecutorLink:
             fault = session.heartbeat.fault(
                 now_s, is_live=inflight.is_live, is_waited_for=inflight.is_waited_for(now_s)
             )
-            if fault:
-                raise LinkStalledError(fault)
+            if fault is not None:
+                raise fault
 
     def _lose(self, error: ServiceError) -> None:
         session, self._session = self._session, None

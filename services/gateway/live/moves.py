@@ -12,6 +12,7 @@ from services.gateway.errors import (
     CannotResumeError,
     DuplicateRequestError,
     EngineFailedError,
+    EngineStalledError,
     GenerationFailedError,
     LeavingError,
     LinkBrokenError,
@@ -143,12 +144,15 @@ class Moves:
         return self._ending(live, loss)
 
     def _count(self, live: LiveRequest, error: ServiceError, now_s: float) -> None:
-        """Count a loss against a request that was new at its executor; else it has proved well."""
+        """Count a loss against a request that was new at its executor; else it has proved well.
+        While an engine hangs no trial ends.
+        """
         if isinstance(error, LeavingError):
             return
+        is_over = not isinstance(error, EngineStalledError)
         is_new = live.home is None or is_on_trial(
             num_tokens=live.generation.num_generated - live.num_at_start,
-            since_s=now_s - live.started_s,
+            since_s=now_s - live.started_s if is_over else 0.0,
         )
         live.num_counts = live.num_counts + 1 if is_new else 0
 

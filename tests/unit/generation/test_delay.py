@@ -27,8 +27,8 @@ def test_a_token_in_time_has_none() -> None:
     assert gateway.token_from_proto(message, 0).delay is None
 
 
-def test_the_engine_has_all_causes_but_the_network() -> None:
-    assert CAUSE_TO_PROTO.keys() == set(Cause) - {Cause.NETWORK}
+def test_the_engine_has_all_causes_but_the_network_and_its_own_loss() -> None:
+    assert CAUSE_TO_PROTO.keys() == set(Cause) - {Cause.NETWORK, Cause.FAILOVER}
     assert set(CAUSE_TO_PROTO.values()) == set(gen.DelayCause.values()) - {0}
 
 

@@ -2,6 +2,7 @@
 for nothing.
 """
 
+from services.gateway.errors import EngineStalledError, LinkStalledError
 from services.gateway.executors.heartbeat import CHECK_INTERVAL_S, Heartbeat, StallLimits
 
 LIMITS = StallLimits(link_s=3.0, engine_s=60.0)
@@ -16,9 +17,9 @@ class Watched:
 
     def looked_at(
         self, for_s: float, *, is_live: bool = True, is_waited_for: bool = True, steps: int | None
-    ) -> str:
+    ) -> LinkStalledError | None:
         """Look for so long, with a frame before each look unless `steps` is None."""
-        fault = ""
+        fault = None
         for _ in range(round(for_s / CHECK_INTERVAL_S)):
             self.now_s += CHECK_INTERVAL_S
             if steps is not None:
@@ -31,7 +32,9 @@ def test_silence_is_a_fault_after_three_seconds() -> None:
     watched = Watched()
     assert not watched.looked_at(1.0, steps=1)
     assert not watched.looked_at(3.0, steps=None)
-    assert watched.looked_at(0.5, steps=None) == "no message came for 3 s"
+    fault = watched.looked_at(0.5, steps=None)
+    assert str(fault) == "no message came for 3 s"
+    assert not isinstance(fault, EngineStalledError)
 
 
 def test_an_executor_that_never_said_how_many_steps_there_are_may_be_silent() -> None:
@@ -51,7 +54,9 @@ def test_one_without_requests_may_be_silent() -> None:
 def test_an_engine_that_stands_still_while_readers_wait_is_a_fault_after_a_minute() -> None:
     watched = Watched()
     assert not watched.looked_at(60.0, steps=1)
-    assert watched.looked_at(1.0, steps=1) == "its engine made no step for 60 s"
+    fault = watched.looked_at(1.0, steps=1)
+    assert str(fault) == "its engine made no step for 60 s"
+    assert isinstance(fault, EngineStalledError)
 
 
 def test_an_engine_that_makes_steps_or_need_not_is_none() -> None:
