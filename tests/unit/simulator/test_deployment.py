@@ -90,13 +90,18 @@ def test_the_pool_holds_fewer_short_requests_than_tokens_of_a_long_one() -> None
     assert pool_tokens(dense.shape(), request_tokens=7) == pool_tokens(dense.shape())
 
 
-def test_readers_of_a_model_with_windows_take_no_turns() -> None:
+def test_readers_of_a_model_with_windows_take_turns() -> None:
     # 8,192 tokens and one: 513 * 18 blocks, and 18 * (ceil(128 / 16) + 1): 9,396 of 62,500 * 18.
     deployment = make(GPT_OSS_120B, pool_tokens=1_000_000, max_num_seqs=256)
     found = room_for(deployment, Readers(num_prompt_tokens=7_168))
 
-    assert (found.num_held, found.num_sustained, found.limit) == (119, 119, "pool")
-    assert "turns would bring no more" in found.in_words()
+    assert (found.num_held, found.limit, found.binds) == (119, "pool", "pool")
+    assert found.num_readers == found.num_sustained > 1.5 * found.num_held
+    # As many blocks as in the pool go to the host with each.
+    shape = deployment.shape()
+    num_blocks = 513 * 18 + 18 * 9
+    assert found.num_kept == shape.num_host_blocks // num_blocks
+    assert found.wanted_host_bytes == found.num_sustained * num_blocks * shape.block_bytes
     seated = replace(deployment, max_num_seqs=8)
     assert room_for(seated, Readers(num_prompt_tokens=7_168)).limit == "seats"
 
