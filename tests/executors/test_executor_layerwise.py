@@ -234,13 +234,15 @@ async def test_a_changed_pace_reaches_the_scheduler_while_the_request_runs(
     async with gateway_for(executor) as client:
         await client.wait_ready()
         async with client.http.stream("POST", "/v1/completions", json=body, headers=name) as stream:
-            await anext(stream.aiter_lines())
+            lines = stream.aiter_lines()  # whose end would be the stream's
+            await anext(lines)
             for rate_tps in (2.0, 5.0):
                 changed = await client.http.patch(
                     "/v1/streams/paced", json={"consumption_rate_tps": rate_tps}
                 )
                 assert changed.status_code == 200
-                await seen_at(client, 1 / rate_tps)
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    await seen_at(client, 1 / rate_tps)
 
 
 async def seen_at(client: Client, interval_s: float) -> None:
