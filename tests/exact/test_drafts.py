@@ -22,7 +22,9 @@ from lab.engine.workloads import (
 from lab.known_drafts import KNOWN, known_drafts
 from tests.exact.cases import make_case, num_groups
 from tests.exact.drafts import answers_of, assert_exact, count_drafts, known_answers
-from tests.exact.evidence import assert_pool_is_whole
+from tests.exact.evidence import assert_pool_is_whole, assert_tokens
+from tests.exact.failing_engine import FaultRates
+from tests.exact.failure_cases import run_with_faults
 from tests.exact.reference import reference
 
 # Engines run in this process: their warnings are not ours to fail on.
@@ -139,6 +141,20 @@ def test_a_stop_string_in_the_middle_of_accepted_drafts(
         assert outcome.texts[arrival.request_id] == expected.texts[arrival.request_id]
         reason = expected.finish_reasons[arrival.request_id]
         assert outcome.finish_reasons[arrival.request_id] == reason
+
+
+@pytest.mark.nightly
+@ONE_ENGINE
+def test_who_loses_its_kv_with_drafts_in_flight_begins_anew(
+    runner: StepRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft(monkeypatch, 0.8)
+    rates = FaultRates(load_fails=0.003, save_fails=0.03)
+
+    run = run_with_faults(runner, rates, hook=churn(3))
+
+    assert run.lost
+    assert_tokens(reference("float32")["mixed"], run.outcome, mixed(8))
 
 
 @ONE_ENGINE

@@ -82,6 +82,7 @@ class Recovery:
             request.num_prompt_tokens + request.max_tokens, self._scheduler.max_model_len
         )
         geometry = self._owner.geometry
+        num_tokens += geometry.max_ahead_tokens
         num_blocks = geometry.num_groups * -(-num_tokens // geometry.block_size)
         return bool(num_blocks <= self._owner.pool.num_gpu_blocks - 1)
 
