@@ -8,6 +8,7 @@ from services.control.options import ControllerOptions
 from services.executor.kv_options import (
     CONFIG_KEY,
     computes_prompts_whole,
+    has_side_groups,
     layers_per_group,
 )
 from services.executor.model_kinds import has_kv_that_grows, layers_in_words
