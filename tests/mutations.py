@@ -26,6 +26,7 @@ SIDES = ("tests/unit/executor/blocks/test_side_groups.py",)
 ONE_KIND = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "gpt_oss and not asynchronous")
 STATES = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "zeroed")
 DRAFTS = ("tests/exact/test_drafts.py", "-k", "three")
+DRAFTS_OF_A_HEAD = ("tests/exact/test_drafts_with_kv.py", "-k", "asynchronous")
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
@@ -851,7 +852,7 @@ MUTATIONS = (
         f"{EXECUTOR}/scheduler/coordinator.py",
         "growth.grow(request, num_tokens=num_tokens, num_accepted=num_accepted)",
         "growth.grow(request, num_tokens=num_tokens, num_accepted=num_tokens)",
-        DRAFTS,
+        DRAFTS_OF_A_HEAD,
     ),
     Mutation(
         "copies that have not begun are complete",
