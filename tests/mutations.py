@@ -30,6 +30,7 @@ GOES_ON = ("tests/exact/test_resume.py", "-m", "not nightly", "-k", "in_its_cach
 REPLAY = ("tests/integration/test_executor_replay.py",)
 SERVING = ("tests/unit/executor/serving",)
 DRAFTS = ("tests/exact/test_drafts.py", "-k", "three")
+DRAFTS_OF_A_HEAD = ("tests/exact/test_drafts_with_kv.py", "-k", "asynchronous")
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
@@ -1184,7 +1185,7 @@ MUTATIONS = (
         f"{EXECUTOR}/scheduler/coordinator.py",
         "growth.grow(request, num_tokens=num_tokens, num_accepted=num_accepted)",
         "growth.grow(request, num_tokens=num_tokens, num_accepted=num_tokens)",
-        DRAFTS,
+        DRAFTS_OF_A_HEAD,
     ),
     Mutation(
         "copies that have not begun are complete",

@@ -23,7 +23,7 @@ pytestmark = [
 
 def assert_as_stock(speculative: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Synchronously: stock vLLM's asynchronous scheduler makes no drafts on a CPU."""
-    case = make_case(speculative=speculative)
+    case = make_case(share=0.7, speculative=speculative)  # so that nobody is preempted
     found: list[tuple[Any, Counter[str]]] = []
     for one in (stock(case), case):
         runner = StepRunner(one)

@@ -297,14 +297,13 @@ def test_what_drafts_were_not_compared_with_is_refused(
         monkeypatch.setattr(one, "speculative_config", drafting("ngram"))
         with pytest.raises(ValueError, match=f"speculative decoding and {reason}"):
             check_supported(one)
+    with pytest.raises(ValueError, match="ellm does not work with speculative decoding"):
+        check_uncached_supported(config)
     monkeypatch.setattr(config.cache_config, "cache_dtype", "fp8")
     check_supported(config)
     monkeypatch.setattr(config, "speculative_config", drafting("eagle"))
     with pytest.raises(ValueError, match="decoding by eagle and kv_cache_dtype=fp8"):
         check_supported(config)
-    monkeypatch.setattr(config, "speculative_config", drafting("ngram"))
-    with pytest.raises(ValueError, match="ellm does not work with speculative decoding"):
-        check_uncached_supported(config)
 
 
 @pytest.mark.parametrize("method", DRAFTS)

@@ -65,6 +65,7 @@ def engine_config(
             hf_config=SimpleNamespace(to_dict=lambda: model),
         ),
         scheduler_config=SimpleNamespace(enable_chunked_prefill=not latents),
+        speculative_config=None,
         parallel_config=SimpleNamespace(pipeline_parallel_size=1),
     )
 

@@ -70,6 +70,7 @@ class Layers:
     def __init__(
         self, *, target: str | None = None, num_hidden_layers: int = 4, num_stages: int = 1
     ) -> None:
+        self.model_runner = object()  # that makes no drafts
         self.vllm_config = SimpleNamespace(
             additional_config={CONFIG_KEY: {"layers_per_group": 2}},
             compilation_config=SimpleNamespace(
