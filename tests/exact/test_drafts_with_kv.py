@@ -54,7 +54,7 @@ def test_placements_that_change_at_any_step_leave_the_tokens_exact(
 
     assert_exact(runner, "mixed", outcome, workload)
     assert 10 <= seen["accepted"] <= seen["drafted"] - 100
-    assert len(runner.scheduler.sides.windows) == 1
+    assert len(runner.scheduler.block_owner.sides.windows) == 1
 
 
 def test_the_guard_alone_keeps_requests_that_the_pool_does_not_hold(runner: StepRunner) -> None:
@@ -65,7 +65,7 @@ def test_the_guard_alone_keeps_requests_that_the_pool_does_not_hold(runner: Step
 
 
 def test_pauses_parks_and_aborts_with_drafts_in_flight(runner: StepRunner) -> None:
-    """Who is parked is computed again: nothing of the head's layer is copied."""
+    """Who is parked takes the KV of the head's layer along."""
     groups = num_groups(runner.case)
     aborted = with_aborts(mixed(groups), seed=5)
 
