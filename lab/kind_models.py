@@ -194,12 +194,14 @@ def _build(name: str, directory: Path) -> None:
 
 
 def _draw(name: str, parameter: str, weight: torch.Tensor) -> None:
-    """Draw a matrix, a sink, or the norm of queries or keys; others stay as they are made."""
+    """Draw what is a matrix, or drawn where it is made; others stay as they are made."""
     if weight.dim() >= 2:
         num_inputs = weight.shape[-2 if weight.dim() == 3 and name in EXPERTS_IN_OUT else -1]
         weight.copy_(_uniform(parameter, weight.shape, _std(name, parameter, num_inputs)))
-    elif "sinks" in parameter:
+    elif "sinks" in parameter or "router.bias" in parameter:
         weight.copy_(_uniform(parameter, weight.shape, 1.0))
+    elif "A_log" in parameter:
+        weight.copy_(torch.arange(1, len(weight) + 1).log())
     elif "q_norm" in parameter or "k_norm" in parameter:
         # Some norms multiply by one more than their weight.
         adds_one = name in ("gemma3", "qwen3_next")

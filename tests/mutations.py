@@ -917,14 +917,14 @@ MUTATIONS = (
     Mutation(
         "a window leaves without its first block",
         "services/placement/blocks.py",
-        "range(max(0, num_tokens - window + 1) // size, num_rows)",
-        "range(min(num_rows, max(0, num_tokens - window + 1) // size + 1), num_rows)",
+        "range(max(0, num_tokens - window + 1) // side_size, -(-num_tokens // side_size))",
+        "range(max(0, num_tokens - window + 1) // side_size + 1, -(-num_tokens // side_size))",
         SIDE_COPIES,
     ),
     Mutation(
         "open blocks stay behind",
         "services/placement/blocks.py",
-        "[range(num_tokens // size, num_rows)] * geometry.num_groups",
+        "[range(num_tokens // size, -(-num_tokens // size))] * geometry.num_groups",
         "[range(0)] * geometry.num_groups",
         SIDE_COPIES,
     ),

@@ -27,6 +27,7 @@ def config_of(
         model_config=SimpleNamespace(max_model_len=max_model_len),
         parallel_config=SimpleNamespace(world_size=num_ranks),
         max_in_flight_tokens=BLOCK_SIZE,
+        num_speculative_tokens=0,
     )
 
 
