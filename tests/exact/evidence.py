@@ -6,11 +6,14 @@ from typing import Any
 import pytest
 
 from lab.engine.step_runner import Arrival, Outcome, StepRunner, first_difference
+from services.placement.run.resume import ResumeWay
 from tests.exact.cases import num_groups
 
 MIN_LAYER_LOADS = 1_000  # layers of requests loaded into staging
 MIN_REUSED_EVICTIONS = 20  # blocks that an offload gave back and somebody took again
 MIN_RANDOM_CHANGES = 200  # layer groups of requests that left the pool or came back
+
+KEEPING = (ResumeWay.LOAD, ResumeWay.HOST_RESIDENT)  # what is on the host
 
 
 class Returns:

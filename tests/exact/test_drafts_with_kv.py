@@ -8,10 +8,10 @@ import pytest
 
 from lab.drafts import save_eagle_head
 from lab.engine.step_runner import StepRunner, first_difference
-from lab.engine.workloads import churn, holds, long_prompt, mixed, with_aborts
+from lab.engine.workloads import churn, holds, long_prompt, mixed, random_way, with_aborts
 from tests.exact.cases import make_case, num_groups
 from tests.exact.drafts import answers_of, assert_exact, count_drafts, eagle_drafts
-from tests.exact.evidence import assert_pool_is_whole
+from tests.exact.evidence import KEEPING, Returns, assert_pool_is_whole
 
 # Engines run in this process: their warnings are not ours to fail on.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
@@ -64,15 +64,22 @@ def test_the_guard_alone_keeps_requests_that_the_pool_does_not_hold(runner: Step
     assert_exact(runner, "long", runner.run(long_prompt(groups)), long_prompt(groups))
 
 
-def test_pauses_parks_and_aborts_with_drafts_in_flight(runner: StepRunner) -> None:
+def test_pauses_parks_and_aborts_with_drafts_in_flight(
+    runner: StepRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who is parked takes the KV of the head's layer along."""
     groups = num_groups(runner.case)
     aborted = with_aborts(mixed(groups), seed=5)
+
+    returns = Returns(runner, monkeypatch)
+    monkeypatch.setattr(runner.scheduler.line.resumes, "choose_way", random_way(6, KEEPING))
 
     outcome = runner.run(mixed(groups), hook=holds(3))
     others = runner.run(aborted, hook=churn(6))
 
     assert not first_difference(answers_of("mixed", mixed(groups)), outcome)
     assert outcome.num_preemptions >= 5
+    assert returns.num_back >= 5
+    assert returns.num_recomputed_tokens <= 3 * returns.num_back  # drafts in flight, at most
     assert_exact(runner, "mixed", others, aborted)
     assert_pool_is_whole(runner)

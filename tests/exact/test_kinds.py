@@ -17,9 +17,9 @@ from services.control.options import ControllerOptions
 from services.executor.blocks.side_groups import SideGroups
 from services.executor.copies.transfer_runner import TransferRunner
 from services.placement.blocks import RESIDENT, num_request_blocks, side_blocks
-from services.placement.run.resume import ResumeWay
 from tests.exact.cases import num_groups
 from tests.exact.evidence import (
+    KEEPING,
     MIN_REUSED_EVICTIONS,
     Returns,
     assert_pool_is_whole,
@@ -32,7 +32,6 @@ from tests.exact.kinds import CASES, EVERY_COMMIT, WORKLOADS, kind_reference, st
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 
 MIXED, LONG = WORKLOADS["mixed"], WORKLOADS["long"]
-KEEPING = (ResumeWay.LOAD, ResumeWay.HOST_RESIDENT)  # what is on the host
 MIN_LOADS_OF_A_LAYER, MIN_CHANGES_OF_A_GROUP = 200, 12
 
 
