@@ -213,6 +213,7 @@ class ModelInfo:
     fingerprint: str = ""  # equal where an answer can go on; empty: nowhere
     numerics: str = ""  # what rounds, in words
     is_batch_invariant: bool = False  # tokens do not depend on what else is in a step
+    makes_drafts: bool = False  # by speculative decoding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

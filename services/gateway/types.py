@@ -166,6 +166,7 @@ class ServedModel:
     numerics: str = ""  # of what rounds
     dtype: str = ""  # of weights and activations; empty: not known
     is_batch_invariant: bool = False  # no token depends on what else is in a step
+    makes_drafts: bool = False  # on which draws with a seed depend
 
     def each(self) -> list["ServedModel"]:
         """Return it and its adapters, which are models of their own to clients."""

@@ -335,6 +335,7 @@ class Engine:
             fingerprint=self._fingerprint,
             numerics=numerics_of(config),
             is_batch_invariant=is_batch_invariant(),
+            makes_drafts=speculates(config),
         )
 
     async def close(self) -> None:

@@ -343,6 +343,7 @@ def _candidate(address: str, info: ServedModel) -> Candidate:
         fingerprints={one.model: one.fingerprint for one in served},
         numerics=info.numerics,
         is_repeatable=info.is_batch_invariant or info.dtype == REPEATABLE_DTYPE,
+        makes_drafts=info.makes_drafts,
     )
 
 

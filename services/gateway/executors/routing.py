@@ -23,6 +23,7 @@ class Candidate:
     fingerprints: Mapping[str, str] = field(default_factory=dict)  # by model; of what must be equal
     numerics: str = ""  # of what rounds
     is_repeatable: bool = False  # with equal numerics tokens do not depend on what is beside them
+    makes_drafts: bool = False  # on which draws with a seed depend
 
 
 def choose_executor(

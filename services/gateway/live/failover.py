@@ -100,10 +100,11 @@ def cause_of_move(error: ServiceError) -> MoveCause:
 
 
 def how_continued(before: Candidate, after: Candidate, sampling: SamplingParams) -> Continued:
-    """Return what an answer is that goes on at another executor. What is drawn without a seed would
-    have been another one there, too.
+    """Return what an answer is that goes on at another executor. What is drawn without a seed, or
+    with one beside drafts, might have been another one there, too.
     """
-    if sampling.temperature and sampling.seed is None:
+    makes_drafts = before.makes_drafts or after.makes_drafts
+    if sampling.temperature and (sampling.seed is None or makes_drafts):
         return Continued.VALID
     is_alike = before.numerics == after.numerics
     is_repeatable = before.is_repeatable and after.is_repeatable

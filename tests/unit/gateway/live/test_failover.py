@@ -173,6 +173,16 @@ def test_identical_is_said_only_where_it_holds_at_both(overrides, continued) -> 
     assert how_continued(HOME, other, unseeded) is Continued.VALID
 
 
+def test_a_seed_says_not_what_is_drawn_where_drafts_are_made() -> None:
+    drafting = make_candidate(makes_drafts=True)
+    seeded, greedy = SamplingParams(temperature=1.0, seed=7), SamplingParams(temperature=0.0)
+
+    assert how_continued(HOME, OTHER, seeded) is Continued.IDENTICAL
+    assert how_continued(HOME, drafting, seeded) is Continued.VALID
+    assert how_continued(drafting, HOME, seeded) is Continued.VALID
+    assert how_continued(drafting, drafting, greedy) is Continued.IDENTICAL
+
+
 @pytest.mark.parametrize(
     ("num_tokens", "since_s", "is_tried"),
     [(0, 0.0, True), (31, 1.9, True), (32, 0.0, False), (0, 2.0, False)],
