@@ -38,7 +38,7 @@ NUM_MACHINES, NUM_CLIENTS = 3, 24
 LINK_STALL_S, BEAT_S = 2.0, 0.25
 REQUESTS_PER_FAULT = 40
 # Of all requests: executors were lost under them twice in a row, just after they had begun.
-MOST_TAKEN_FOR_POISON = 0.1
+MOST_TAKEN_FOR_POISON = 0.25
 BREAKS_OFF = 0.05  # of all clients
 
 
