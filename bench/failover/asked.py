@@ -215,7 +215,7 @@ def _rounded(logprobs: dict[str, Any]) -> str:
 
 
 def _counts(usage: dict[str, Any]) -> dict[str, Any]:
-    return {name: one for name, one in usage.items() if name.endswith(("put_tokens", "_tokens"))}
+    return {name: one for name, one in usage.items() if name.endswith("_tokens")}
 
 
 async def _over_grpc(edge: Edge, asked: Asked) -> AsyncIterator[Said]:

@@ -27,7 +27,7 @@ from lab.stack.link_proxy import LinkProxy
 from services.gateway.live.failover import POISON
 from tests.fake_executor import MODEL
 from tests.gateways import Client, gateway_for, until
-from tests.integration.test_gateway_moves import Machine, token_at
+from tests.machine import Machine, token_at
 
 pytestmark = pytest.mark.timeout(3_600)
 
