@@ -31,7 +31,7 @@ from services.gateway.http.page import add_page
 from services.gateway.http.protocol import BoundedHttpProtocol, ConnectionLimits, Connections
 from services.gateway.http.routes import make_app
 from services.gateway.live.dispatcher import Dispatcher, DispatchLimits
-from services.gateway.live.failover import FailoverLimits
+from services.gateway.live.failover.rules import FailoverLimits
 from services.gateway.live.pacer import Pacer, TimerHandle
 from services.gateway.live.reader import ReaderLimits
 from services.gateway.live.reports import DeliveryReports, NoReports

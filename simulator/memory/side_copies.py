@@ -1,8 +1,8 @@
 """What goes with a request that leaves, where groups keep a window or a state: counted, as jobs.
 
-The executor's rules (`services/executor/blocks/side_copies.py`): windows, states and open blocks
-are copied once no token of their request is on its way, and it keeps its blocks until they are
-there; when it comes back their blocks are taken together.
+The executor's rules (`services/executor/blocks/sides/side_copies.py`): windows, states and open
+blocks are copied once no token of their request is on its way, and it keeps its blocks until they
+are there; when it comes back their blocks are taken together.
 """
 
 from services.placement.blocks import side_blocks, side_copy_positions

@@ -24,7 +24,7 @@ from evenflow.gateway.v1 import gateway_pb2 as pb_gateway
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_gateway_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.stack.link_proxy import LinkProxy
-from services.gateway.live.failover import POISON
+from services.gateway.live.failover.rules import POISON
 from tests.fake_executor import MODEL
 from tests.gateways import Client, gateway_for, until
 from tests.machine import Machine, token_at

@@ -14,7 +14,7 @@ from lab.engine.orders import park
 from lab.engine.step_runner import EngineCase, Outcome, StepRunner, first_difference
 from lab.engine.workloads import churn, fixed, holds, random_way, together, with_aborts
 from services.control.options import ControllerOptions
-from services.executor.blocks.side_groups import SideGroups
+from services.executor.blocks.sides.side_groups import SideGroups
 from services.executor.copies.transfer_runner import TransferRunner
 from services.placement.blocks import RESIDENT, num_request_blocks, side_blocks
 from tests.exact.cases import num_groups

@@ -17,7 +17,7 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2 as pb_gateway
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_gateway_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
-from services.gateway.live import failover
+from services.gateway.live.failover import rules
 from services.kit.rpc import name_of_request
 from tests.fake_executor import MODEL, PROMPT_DIGEST, Script
 from tests.gateways import Client, chat_body, gateway_for, stream_body, until
@@ -492,7 +492,7 @@ async def test_generation_stays_held_for_a_reader_that_lags() -> None:
 
 
 async def test_those_move_first_whose_readers_run_dry_first(monkeypatch) -> None:
-    monkeypatch.setattr(failover, "TRIAL_S", 0.0)
+    monkeypatch.setattr(rules, "TRIAL_S", 0.0)
     first, second = Machine(0), Machine(1)
     first.goes_on.clear()
     second.goes_on.clear()
@@ -522,7 +522,7 @@ async def test_those_move_first_whose_readers_run_dry_first(monkeypatch) -> None
 
 
 async def test_at_most_32_are_under_way_at_a_time(monkeypatch) -> None:
-    monkeypatch.setattr(failover, "TRIAL_S", 0.0)
+    monkeypatch.setattr(rules, "TRIAL_S", 0.0)
     expected = await streams_undisturbed(80)
     first, second = Machine(0), Machine(1)
     first.goes_on.clear()
@@ -541,7 +541,7 @@ async def test_at_most_32_are_under_way_at_a_time(monkeypatch) -> None:
 
 
 async def test_over_grpc_the_ending_tells_how_often_an_answer_moved(monkeypatch) -> None:
-    monkeypatch.setattr(failover, "TRIAL_S", 0.0)
+    monkeypatch.setattr(rules, "TRIAL_S", 0.0)
     only = Machine()
     only.goes_on.clear()
     message = gen.ChatMessage(role="user", content="Say hello.")
@@ -595,7 +595,7 @@ def poisoned(machine: Machine, *, at_prompt: bool) -> None:
 async def test_a_request_that_executors_are_lost_to_fails_and_no_other(
     monkeypatch, at_prompt, num_lost
 ) -> None:
-    monkeypatch.setattr(failover, "TRIAL_S", 0.3)
+    monkeypatch.setattr(rules, "TRIAL_S", 0.3)
     expected = await streams_undisturbed(21)
     machines = [Machine(number) for number in range(5)]
     for machine in machines:
@@ -619,7 +619,7 @@ async def test_a_request_that_executors_are_lost_to_fails_and_no_other(
 
 
 async def test_requests_that_may_be_to_blame_are_tried_one_at_a_time(monkeypatch) -> None:
-    monkeypatch.setattr(failover, "TRIAL_S", 1.0)
+    monkeypatch.setattr(rules, "TRIAL_S", 1.0)
     expected = await streams_undisturbed(4)
     first, second = Machine(0), Machine(1)
     first.goes_on.clear()
@@ -709,7 +709,7 @@ async def test_an_engine_that_makes_no_step_while_readers_wait_is_given_up() -> 
 
 
 async def test_a_request_that_engines_hang_at_fails(monkeypatch) -> None:
-    monkeypatch.setattr(failover, "TRIAL_S", 0.1)  # engines hang for longer
+    monkeypatch.setattr(rules, "TRIAL_S", 0.1)  # engines hang for longer
     machines = [Machine(number) for number in range(3)]
     for machine in machines:
         machine.goes_on.clear()

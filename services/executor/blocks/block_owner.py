@@ -30,8 +30,8 @@ from services.executor.blocks.restores import Restores
 from services.executor.blocks.seals import Seals
 from services.executor.blocks.sharing.publishing import Publishing
 from services.executor.blocks.sharing.trunks import Trunks, leave_found
-from services.executor.blocks.side_copies import SideCopies
-from services.executor.blocks.side_groups import SideGroups
+from services.executor.blocks.sides.side_copies import SideCopies
+from services.executor.blocks.sides.side_groups import SideGroups
 from services.executor.blocks.staging import StagingBuffers
 from services.executor.blocks.step_orders import StepOrders
 from services.executor.blocks.uncached import UncachedPrefixes

@@ -5,7 +5,7 @@ from typing import Any
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from services.executor.blocks.side_groups import SideGroups
+from services.executor.blocks.sides.side_groups import SideGroups
 from services.executor.scheduler.coordinator import LayerwiseCoordinator
 
 

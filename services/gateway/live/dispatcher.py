@@ -17,9 +17,9 @@ from services.gateway.access.terms import SloFloors
 from services.gateway.checks import check_context, check_length
 from services.gateway.errors import ReaderStoppedError, TooManyRequestsError, UnknownRequestError
 from services.gateway.executors.link import ExecutorLink
-from services.gateway.live.failover import FailoverLimits
+from services.gateway.live.failover.moves import Moves
+from services.gateway.live.failover.rules import FailoverLimits
 from services.gateway.live.generation import Generation
-from services.gateway.live.moves import Moves
 from services.gateway.live.pacer import Pacer
 from services.gateway.live.placing import Placing
 from services.gateway.live.reader import ReaderLimits

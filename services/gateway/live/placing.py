@@ -15,7 +15,7 @@ from services.gateway.errors import (
 )
 from services.gateway.executors.affinity import conversation_of
 from services.gateway.executors.routing import Candidate, choose_executor
-from services.gateway.live.moves import Moves
+from services.gateway.live.failover.moves import Moves
 from services.gateway.live.route import LiveRequest, Routes
 from services.gateway.types import GenerationRequest, RequestId, ServedModel
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions

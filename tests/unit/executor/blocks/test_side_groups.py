@@ -7,7 +7,7 @@ import pytest
 from vllm.v1.core.block_pool import BlockPool
 
 from services.executor.blocks.pool_blocks import PoolBlocks
-from services.executor.blocks.side_groups import SideGroups
+from services.executor.blocks.sides.side_groups import SideGroups
 from services.executor.blocks.step_orders import StepOrders
 from services.placement.blocks import STATE, BlockGeometry, side_blocks
 

@@ -9,7 +9,7 @@ from services.gateway.errors import (
     LinkStalledError,
 )
 from services.gateway.executors.routing import Candidate
-from services.gateway.live.failover import (
+from services.gateway.live.failover.rules import (
     Closed,
     FailoverLimits,
     LostAnswer,

@@ -18,7 +18,7 @@ from services.gateway.errors import (
     LinkBrokenError,
 )
 from services.gateway.executors.routing import Candidate
-from services.gateway.live.failover import (
+from services.gateway.live.failover.rules import (
     MAX_COUNTS,
     Closed,
     FailoverLimits,

@@ -15,7 +15,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.residency import RequestKV, SideCopy, SideStage
 from services.executor.blocks.restores import Restores
-from services.executor.blocks.side_groups import SideGroups
+from services.executor.blocks.sides.side_groups import SideGroups
 from services.executor.step_messages import SaveOrder
 from services.placement.blocks import BlockGeometry, side_blocks, side_copy_positions
 

@@ -1,0 +1,1 @@
+"""Groups that never leave by themselves: what they keep, and what goes with a parked request."""

@@ -1,0 +1,1 @@
+"""What becomes of requests whose executors are lost, or are leaving."""
