@@ -1,4 +1,4 @@
-"""A link between two processes that a test may cut, delay, or make silent."""
+"""A link between two processes that a test may cut, or make silent."""
 
 import asyncio
 import threading
@@ -21,9 +21,8 @@ class LinkProxy:
             ...
     """
 
-    def __init__(self, target: str, *, delay_s: float = 0.0) -> None:
-        """`delay_s`: that each piece takes in each direction, >= 0."""
-        self.target, self.delay_s = target, delay_s
+    def __init__(self, target: str) -> None:
+        self.target = target
         self.address = f"127.0.0.1:{free_port()}"
         self._loop = asyncio.new_event_loop()
         self._speaks = asyncio.Event()
@@ -101,8 +100,6 @@ class LinkProxy:
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             while piece := await reader.read(MAX_PIECE_BYTES):
-                if self.delay_s:
-                    await asyncio.sleep(self.delay_s)
                 await self._speaks.wait()
                 writer.write(piece)
                 await writer.drain()
