@@ -670,6 +670,13 @@ MUTATIONS = (
         ("tests/unit/gateway", "tests/integration/test_gateway_link.py"),
     ),
     Mutation(
+        "a write that fails ends the reading of what has come",
+        "services/gateway/executors/link.py",
+        "except (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError):",
+        "except (aio.BaseError, asyncio.InvalidStateError):",
+        ("tests/unit/gateway/executors/test_link.py",),
+    ),
+    Mutation(
         "answers move to executors that are not alike",
         "services/gateway/live/failover/rules.py",
         "candidate.fingerprints.get(answer.model) != home.fingerprints[answer.model]:",

@@ -363,5 +363,5 @@ async def _write(call: _Call, outbox: Outbox) -> None:
     try:
         async for message in outbox.messages():
             await call.write(message)
-    except (aio.BaseError, asyncio.InvalidStateError):
+    except (aio.AioRpcError, aio.BaseError, asyncio.InvalidStateError):
         return
