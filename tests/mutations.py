@@ -586,6 +586,20 @@ MUTATIONS = (
         ("tests/unit/placement/run/test_evenflow.py",),
     ),
     Mutation(
+        "a reader is promised a step for each token, whatever drafts bring",
+        "services/placement/run/types.py",
+        "return self.rate_tps / self.tokens_per_step",
+        "return self.rate_tps",
+        ("tests/unit/placement/run/test_evenflow.py",),
+    ),
+    Mutation(
+        "a plan's contexts grow by a token a step, whatever drafts bring",
+        "services/placement/types.py",
+        "return math.ceil(num_steps * self.tokens_per_step)",
+        "return num_steps",
+        ("tests/unit/planner/policy/test_orbitflow.py",),
+    ),
+    Mutation(
         "more readers are promised than the host keeps",
         "services/placement/run/promise.py",
         "return None if self.keeps(members) else Limit.HOST",

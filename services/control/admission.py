@@ -169,6 +169,7 @@ class Admission(Generic[RequestT, KVT]):
             slo_ttft_s=record.buffer.service_level.slo_ttft_s,
             least_answer_tokens=longer[0] if longer else 0,
             prefixes=prefixes,
+            tokens_per_step=self._ledger.tokens_per_step_of(record),
         )
 
     def _num_host_tokens(self, request: RequestT, record: RequestRecord[KVT]) -> int:

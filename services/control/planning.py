@@ -108,7 +108,7 @@ class Planning:
 
     def _snapshot(self, profile: Profile, links: Links, now_s: float) -> Snapshot:
         engine, options = self._engine, self._options
-        reader = StateReader(engine.shape, self._ledger.answer_lengths, now_s)
+        reader = StateReader(engine.shape, self._ledger, now_s)
         requests, prefixes = self._states(reader)
         completed_s = self._ledger.last_completion_s
         return Snapshot(

@@ -93,7 +93,7 @@ class StepLoop:
     def after_update(self, timing: StepTiming | None, *, busy: bool) -> None:
         """Take in how the oldest step in flight went. `busy`: another step follows at once."""
         begin_s = self._now_s()
-        self.ledger.step_ended(begin_s)
+        self.counts.decoded(self.ledger.step_ended(begin_s))
         reading = self.meter.ended(timing, begin_s, busy=busy)
         if reading.mismatch:
             self.note(Trigger.MISMATCH)

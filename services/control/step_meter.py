@@ -19,7 +19,7 @@ from services.placement.run.types import StepCosts
 from services.placement.types import Profile
 
 PREFILL_HORIZON_S = 20.0  # over which the share of prompts is a mean
-REPREDICT_STEPS = 16  # contexts grow by a token per step: a prediction is good for so many
+REPREDICT_TOKENS = 16  # by which contexts may grow until steps are predicted anew
 MAX_UNTIMED_STEPS = 16  # ended, and what their layers took is not known yet
 
 
@@ -66,7 +66,7 @@ class StepMeter:
         self._mismatch = MismatchDetector(mismatch_frac)
         self._reference: tuple[Profile, Links] | None = None  # that predictions are made with
         self._predicted_s: float | None = None  # of the present composition
-        self._prediction_age = 0
+        self._prediction_age = 0.0  # tokens
         self.predicted_step_s: float | None = None  # of the newest step that ended
         self._in_flight: deque[tuple[ScheduledStep, float | None]] = deque()
         self._untimed: dict[int, _EndedStep] = {}  # by number
@@ -129,12 +129,12 @@ class StepMeter:
         """Return the predicted length of a decode step, None where nothing can be said."""
         if step.num_prefill_tokens or not step.num_tokens or self._reference is None:
             return None
-        self._prediction_age += 1
-        if self._predicted_s is None or self._prediction_age >= REPREDICT_STEPS:
+        self._prediction_age += self._ledger.tokens_per_step.mean
+        if self._predicted_s is None or self._prediction_age >= REPREDICT_TOKENS:
             profile, links = self._reference
             batch = self._ledger.placed()
             self._predicted_s = predicted_step_s(batch, self._engine.shape, profile, links.h2d)
-            self._prediction_age = 0
+            self._prediction_age = 0.0
         return self._predicted_s if step.undisturbed else None
 
     def ended(self, timing: StepTiming | None, now_s: float, *, busy: bool) -> StepReading:
@@ -201,7 +201,8 @@ class StepMeter:
         costs = self.profile.costs() if step.num_prefill_tokens else None
         if costs is None or not costs.chunk_token_s:
             return
-        num_decodes = step.num_tokens - step.num_prefill_tokens
+        num_rows = step.num_tokens - step.num_prefill_tokens
+        num_decodes = num_rows / self.profile.rows_per_request
         predicted_s = costs.decode_s(num_decodes, step.num_context_tokens)
         predicted_s += costs.prompt_s(step.num_prefill_tokens)
         # An output that is taken in late makes the next step seem shorter than its own waits.
@@ -219,5 +220,6 @@ class StepMeter:
                 num_context_tokens=step.num_context_tokens,
                 num_prefill_tokens=step.num_prefill_tokens,
                 num_prefill_pairs=step.num_prefill_pairs,
+                num_requests=len(step.request_ids),
             )
         )

@@ -53,6 +53,7 @@ class StepSample:
     num_context_tokens: int  # KV tokens read, over all requests
     num_prefill_tokens: int  # of `num_tokens`; 0: a decode step
     num_prefill_pairs: int  # of a prompt's token and a token that it attends to
+    num_requests: int = 0  # that are part of it; 0: unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

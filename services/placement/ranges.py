@@ -53,6 +53,7 @@ Buffers: TypeAlias = Annotated[int, Within(0, MAX_LAYERS)]
 Blocks: TypeAlias = Annotated[int, Within(0, MAX_BLOCKS)]
 PositiveBlocks: TypeAlias = Annotated[int, Within(1, MAX_BLOCKS)]  # blocks, or bytes of some
 Window: TypeAlias = Annotated[int, Within(1, 4_096)]  # decode steps
+TokensPerStep: TypeAlias = Annotated[float, Within(1.0, 1_024.0)]  # of a request that decodes
 PerStep: TypeAlias = Annotated[float, Within(0.0, MAX_REQUESTS)]  # requests of a step
 EachLayer: TypeAlias = Annotated[tuple[int, ...], AtMost(MAX_LAYERS), Within(0, MAX_INT32)]
 EachGroup: TypeAlias = Annotated[tuple[int, ...], AtMost(MAX_LAYERS), Within(0, MAX_BLOCKS)]

@@ -32,6 +32,7 @@ from services.placement.ranges import (
     PositiveSeconds,
     Rate,
     Seconds,
+    TokensPerStep,
     Window,
 )
 
@@ -143,6 +144,7 @@ class RequestState:
     on_hold: bool = False  # its reader has stopped, or enough: not scheduled, whatever a plan says
     # What it begins with that others may have, too, in the order of positions; () if nothing.
     prefix_ids: Annotated[tuple[PrefixId, ...], AtMost(MAX_PREFIXES)] = ()
+    tokens_per_step: TokensPerStep = 1.0  # that a decode step brings it: more with accepted drafts
 
     @property
     def holder_id(self) -> str:
@@ -155,8 +157,13 @@ class RequestState:
 
     @property
     def slo_s(self) -> float | None:
-        """The bound on a decode step: the TBT SLO, else the TPOT SLO, else none."""
-        return self.slo_tbt_s if self.slo_tbt_s is not None else self.slo_tpot_s
+        """The bound on a decode step: by the TBT SLO, else by the TPOT SLO, else none."""
+        token_s = self.slo_tbt_s if self.slo_tbt_s is not None else self.slo_tpot_s
+        return None if token_s is None else token_s * self.tokens_per_step
+
+    def growth(self, num_steps: int) -> int:
+        """Return the tokens that so many decode steps add, on average, rounded up."""
+        return math.ceil(num_steps * self.tokens_per_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,7 +218,7 @@ class Profile:
 
     outside_layers_s: Seconds = 0.0  # scheduling, metadata, head, sampling: per step
     layer_base_s: PositiveSeconds  # one layer, whatever the batch: weights, launch
-    layer_s_per_token: Seconds = 0.0  # per token of the step and layer
+    layer_s_per_token: Seconds = 0.0  # per request that decodes, its drafts included, and layer
     layer_s_per_context_token: Seconds = 0.0  # per KV token read and layer
     prefill_s_per_token: Seconds = 0.0  # whole model
     mean_tpot_s: Seconds = 0.0  # over recent decode steps, >= 0; 0: none yet

@@ -53,6 +53,8 @@ def run_planned(
     "controller_num_steps",
     "controller_step_s",
     "controller_controller_s",
+    "controller_num_decodes",
+    "controller_num_decoded_tokens",
     "controller_num_predicted_steps",
     "controller_predicted_step_s",
     "controller_measured_step_s",

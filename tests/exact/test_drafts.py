@@ -6,7 +6,7 @@ same drafts.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -67,7 +67,16 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def seen(runner: StepRunner, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    return count_drafts(runner, monkeypatch)
+    """Return what `count_drafts` does, and how many more tokens than one the loop counts for each
+    request that decodes.
+    """
+    seen = count_drafts(runner, monkeypatch)
+
+    def decoded(brought: Sequence[int]) -> None:
+        seen.update(counted=sum(brought) - len(brought))
+
+    monkeypatch.setattr(runner.scheduler.loop.counts, "decoded", decoded)
+    return seen
 
 
 def draft(monkeypatch: pytest.MonkeyPatch, right_frac: float) -> None:
@@ -84,6 +93,8 @@ def test_placements_that_change_at_any_step_leave_the_tokens_exact(
     outcome = runner.run(workload, hook=churn(1))
 
     assert_exact(runner, "mixed", outcome, workload)
+    num_cut = seen["accepted"] - seen["counted"]  # behind an answer's limit
+    assert 0 <= num_cut <= runner.case.speculative["num_speculative_tokens"] * len(workload)
     share = seen["accepted"] / seen["drafted"]  # what is right behind a wrong one is rejected, too
     assert share == right_frac if right_frac in (0.0, 1.0) else 0.1 < share < right_frac + 0.1
 

@@ -28,6 +28,7 @@ class OnlineProfile:
         self._shape = (0.0, 0.0, 0.0)
         self._level = 1.0  # measured over fitted
         self._num_decode_steps = 0
+        self.rows_per_request = 1.0  # that decodes: its next token and its drafts, mean
         self._outside_s = 0.0
         self._tpot_s = 0.0
         self._prefill_s_per_token = 0.0
@@ -77,6 +78,9 @@ class OnlineProfile:
         if self._num_decode_steps <= MIN_DECODE_STEPS or not self._num_decode_steps % REFIT_STEPS:
             self._refit(sample)
         weight = 1.0 if first else MEAN_WEIGHT
+        if sample.num_requests:
+            rows = sample.num_tokens / sample.num_requests
+            self.rows_per_request += weight * (rows - self.rows_per_request)
         self._tpot_s += weight * (sample.step_s - self._tpot_s)
         layers_s = self._num_layers * sample.layer_s
         outside_s = max(0.0, sample.step_s - layers_s - sample.stall_s)
@@ -98,7 +102,8 @@ class OnlineProfile:
             return
         costs = self.costs()
         if costs is not None:
-            num_decodes = sample.num_tokens - sample.num_prefill_tokens
+            num_rows = sample.num_tokens - sample.num_prefill_tokens
+            num_decodes = num_rows / self.rows_per_request
             decode_s = costs.decode_s(num_decodes, sample.num_context_tokens)
             extra_s = max(0.0, sample.step_s - sample.stall_s - decode_s)
             self._chunks.add(sample.num_prefill_tokens, extra_s)
@@ -130,7 +135,7 @@ class OnlineProfile:
         return StepCosts(
             outside_s=self._outside_s,
             base_s=self._outside_s + max(1e-9, base),
-            token_s=per_token,
+            token_s=per_token * self.rows_per_request,
             context_s=per_context,
             chunk_base_s=chunk_base_s,
             chunk_token_s=chunk_token_s,
@@ -144,7 +149,7 @@ class OnlineProfile:
         return Profile(
             outside_layers_s=self._outside_s,
             layer_base_s=max(1e-9, base * self._level),
-            layer_s_per_token=per_token * self._level,
+            layer_s_per_token=per_token * self._level * self.rows_per_request,
             layer_s_per_context_token=per_context * self._level,
             prefill_s_per_token=self._prefill_s_per_token,
             mean_tpot_s=self._tpot_s,

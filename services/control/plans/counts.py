@@ -1,6 +1,7 @@
 """What the step loop counts, on its way to the metrics endpoint."""
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from services.control.plans.shadow import ShadowReport
@@ -49,6 +50,11 @@ class ControllerCounts:
         self.sums["num_steps"] += 1
         self.sums["step_s"] += step_s
         self.sums["controller_s"] += own_s
+
+    def decoded(self, brought: Sequence[int]) -> None:
+        """Count how many tokens a step brought to each request that decodes."""
+        self.sums["num_decodes"] += len(brought)
+        self.sums["num_decoded_tokens"] += sum(brought)
 
     def predicted(self, *, predicted_s: float, measured_s: float) -> None:
         """Count one decode step whose length was predicted for its very composition."""

@@ -6,6 +6,7 @@ from typing import Any
 from services.control.kv import holders_of
 from services.control.measures.answer_lengths import AnswerLengths
 from services.control.measures.prediction import PlacedRequest
+from services.control.measures.tokens_per_step import TokensPerStep
 from services.control.requests.request_record import RequestRecord
 
 
@@ -18,12 +19,30 @@ class RequestLedger:
         self.last_scheduled: tuple[str, ...] = ()  # of the newest step
         self.last_completion_s: float | None = None
         self.answer_lengths = AnswerLengths()
+        self.tokens_per_step = TokensPerStep()
 
-    def step_ended(self, now_s: float) -> None:
-        """Record first tokens."""
+    def step_ended(self, now_s: float) -> list[int]:
+        """Record what a step brought: first tokens, and to those that decode how many each.
+
+        Returns the latter.
+        """
+        brought = []
         for record in self.records.values():
-            if record.first_token_s is None and record.buffer.num_generated:
+            num_new = record.buffer.num_generated - record.num_counted_tokens
+            if not num_new:
+                continue
+            record.num_counted_tokens += num_new
+            if record.first_token_s is None:  # a prompt's, which nothing drafts
                 record.first_token_s = now_s
+            else:
+                known = record.tokens_per_step
+                record.tokens_per_step = self.tokens_per_step.added(known, num_new)
+                brought.append(num_new)
+        return brought
+
+    def tokens_per_step_of(self, record: RequestRecord[Any]) -> float:
+        """Return how many tokens a decode step brings a request, >= 1."""
+        return record.tokens_per_step or self.tokens_per_step.mean
 
     def scheduled(self, request_ids: Iterable[str], now_s: float) -> None:
         """Record who is part of a step."""

@@ -39,6 +39,8 @@ class RequestRecord(Generic[KVT]):
     arrival_s: float
     priority: int = 0  # lower is served first
     first_token_s: float | None = None
+    num_counted_tokens: int = 0  # of its answer, by the steps that have ended
+    tokens_per_step: float | None = None  # mean of its decode steps; None: it had none
     # Whether it runs.
     state: State = State.WAITING  # changed by `enter` alone
     holds: dict[Hold, float] = field(default_factory=dict)  # and since when

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from services.control.kv import NOTHING, KVView
-from services.control.measures.answer_lengths import AnswerLengths
+from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
 from services.placement.types import (
     EngineShape,
@@ -63,8 +63,8 @@ def trunks_in_steps(record: RequestRecord[Any]) -> Sequence[Any]:
 class StateReader:
     """Reads requests at one instant, of the clock that the records' instants are on."""
 
-    def __init__(self, engine: EngineShape, answer_lengths: AnswerLengths, now_s: float) -> None:
-        self._engine, self._answer_lengths, self._now_s = engine, answer_lengths, now_s
+    def __init__(self, engine: EngineShape, ledger: RequestLedger, now_s: float) -> None:
+        self._engine, self._ledger, self._now_s = engine, ledger, now_s
 
     def state(self, request: SchedulerRequest, record: RequestRecord[Any]) -> RequestState:
         """Return one request's state: of its own part, but that a prompt has a token."""
@@ -75,7 +75,7 @@ class StateReader:
         num_shared_tokens = num_shared * engine.block_size
         level = record.buffer.service_level
         num_output = request.num_output_tokens
-        predicted = self._answer_lengths.predict(
+        predicted = self._ledger.answer_lengths.predict(
             num_output_tokens=num_output, max_tokens=request.max_tokens
         )
         num_computed = min(request.num_computed_tokens, request.num_tokens)
@@ -98,6 +98,7 @@ class StateReader:
             predicted_max_output_tokens=high,
             on_hold=record.waits_for_reader,
             prefix_ids=tuple(PrefixId(trunk.request_id) for trunk in trunks_in_steps(record)),
+            tokens_per_step=self._ledger.tokens_per_step_of(record),
             **self._where(kv, num_shared),
         )
 

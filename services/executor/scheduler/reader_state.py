@@ -97,6 +97,7 @@ class ReaderStateMixin(VllmScheduler):
         )
         first_due_s = begun.last_due_s - (num_known - 1) * record.buffer.interval_s
         record.first_token_s = min(now_s, first_due_s)
+        record.num_counted_tokens = num_known
 
     def _handle_blocked_waiting_request(self, request: Request) -> bool:
         """Say whether a waiting request may run; move its form on once that is compiled."""

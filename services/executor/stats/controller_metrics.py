@@ -7,6 +7,8 @@ COUNTERS = {
     "num_steps": "Steps that the controller has seen end.",
     "step_s": "Seconds of those steps.",
     "controller_s": "Seconds of them that the controller itself took, on the engine's thread.",
+    "num_decodes": "Requests that decoded, over all steps.",
+    "num_decoded_tokens": "Tokens that they got: more than one each where drafts are accepted.",
     "num_predicted_steps": "Decode steps whose length was predicted for their very composition.",
     "predicted_step_s": "Predicted seconds of those steps.",
     "measured_step_s": "Measured seconds of those steps.",

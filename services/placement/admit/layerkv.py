@@ -60,7 +60,8 @@ def allow_s(request: RunRequest, step_s: float) -> float:
     """Return Eq. 1 for a request with a rate: how long prompts may delay it, < 0: not at all."""
     num_past = request.num_output_tokens - 1  # the first is no decode
     num_future = max(1, request.least_answer_tokens - request.num_output_tokens)
-    return (num_past + num_future) / request.rate_tps - (request.decoding_s + step_s * num_future)
+    to_come_s = step_s / request.tokens_per_step * num_future
+    return (num_past + num_future) / request.rate_tps - (request.decoding_s + to_come_s)
 
 
 def with_slo_aware_admission(

@@ -9,6 +9,9 @@ age_r being the time since the newest token was released. A token later than tha
 and moves the reader's clock. For a constant step T > S_r the first late token is the first k with
 k * (T - S_r) > slack_r, and every later one is late as well.
 
+Where drafts are accepted a step brings a tokens: S_r is then a times the token's, and a late step
+is one violation.
+
 What a reader has lost before the window is lost under every plan: his clock starts anew with it.
 Counted, it would leave a batch without a plan that keeps its SLO, and pause others for it.
 """
@@ -44,7 +47,8 @@ def promise_of(request: RequestState, *, deposit: bool) -> PromisedPace | None:
         return None
     num_deposited = request.num_deposited_tokens if deposit else 0
     age_s = request.last_release_age_s or 0.0
-    slack_s = max(0.0, num_deposited * request.slo_s - age_s)
+    token_s = request.slo_s / request.tokens_per_step
+    slack_s = max(0.0, num_deposited * token_s - age_s)
     return PromisedPace(interval_s=request.slo_s, slack_s=slack_s)
 
 

@@ -156,7 +156,8 @@ class _Draft:
         if not rest:
             return True
         with_s = self._steps.decode_s(batch, growth=growth)
-        return len(batch) * self._steps.decode_s(rest, growth=growth) >= len(rest) * with_s
+        without_s = self._steps.decode_s(rest, growth=growth)
+        return _step_tokens(batch) * without_s >= _step_tokens(rest) * with_s
 
     def _runs_well(self, batch: Sequence[RunRequest], last: RunRequest) -> bool:
         """Return whether `last` may join: as vLLM admits, or with layers away at no loss."""
@@ -359,7 +360,8 @@ class _Draft:
         has_prompts = any(map(self._snapshot.is_prompt, self.batch))
         costs = self._snapshot.costs
         step_s = compute_s(costs, self.batch) if costs and self.batch else self._rules.period_s
-        num_ahead = int(self._rules.period_s / step_s) + AHEAD_TOKENS
+        most_per_step = max([r.tokens_per_step for r in self.batch], default=1.0)
+        num_ahead = int(self._rules.period_s / step_s * most_per_step) + AHEAD_TOKENS
         is_full = not self._fits(self.batch, growth=num_ahead)
         is_busy = has_prompts or is_full or bool(self._comes or self._parks)
         wait_s = self._rules.blocked_s if is_blocked else self._rules.period_s
@@ -385,6 +387,11 @@ class _Draft:
         reasons |= {r.request_id: Reason.NO_ROOM for r in self._parked}
         reasons |= {r.request_id: Reason.STAYS for r in self.batch}
         return reasons | {r.request_id: reason for r, reason in self._reasons.items()}
+
+
+def _step_tokens(batch: Sequence[RunRequest]) -> float:
+    """Return how many tokens a decode step of a batch brings."""
+    return sum([request.tokens_per_step for request in batch])
 
 
 def _without(batch: Sequence[RunRequest], request: RunRequest) -> list[RunRequest]:

@@ -39,7 +39,7 @@ def reading_fracs(snapshot: RunSnapshot, members: Sequence[RunRequest]) -> dict[
 
 
 def _reading_frac(request: RunRequest, step_s: float) -> float:
-    return min(1.0, request.rate_tps * step_s) if request.rate_tps else 1.0
+    return min(1.0, request.steps_per_s * step_s) if request.rate_tps else 1.0
 
 
 def _full_step_s(snapshot: RunSnapshot, costs: StepCosts, members: Sequence[RunRequest]) -> float:

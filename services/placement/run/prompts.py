@@ -27,7 +27,7 @@ def are_hidden(
     paced = [r for r in batch if r.rate_tps and not snapshot.is_prompt(r)]
     if costs is not None:
         step_s = compute_s(costs, batch)
-        paced = [r for r in paced if r.rate_tps * step_s < 1.0]
+        paced = [r for r in paced if r.steps_per_s * step_s < 1.0]
     if not paced:
         return True
     if costs is None or not costs.chunk_token_s:
@@ -57,7 +57,7 @@ def chunk_tokens(
         return None  # the batch would miss a newcomer in pieces too much
     step_s = steps.decode_s(decoding, growth=0)
     # Who is late already gains nothing from a step shorter than his interval.
-    interval_s = min(1.0 / request.rate_tps for request in paced)
+    interval_s = min(1.0 / request.steps_per_s for request in paced)
     left_s = max(min(request.spare_s for request in paced), interval_s)
     left_s -= rules.safety_s + step_s + costs.chunk_base_s
     if left_s < max(rules.floor_frac * step_s, rules.min_chunk * costs.chunk_token_s):

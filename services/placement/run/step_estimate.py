@@ -83,7 +83,7 @@ def _sizes(snapshot: RunSnapshot, batch: Sequence[RunRequest], *, growth: int) -
 
 def longest_s(batch: Sequence[RunRequest], *, paced_frac: float, unpaced_s: float) -> float:
     """Return how long a step may take: so much of each reader's interval, and what others bear."""
-    return min([paced_frac / r.rate_tps if r.rate_tps else unpaced_s for r in batch])
+    return min([paced_frac / r.steps_per_s if r.rate_tps else unpaced_s for r in batch])
 
 
 class Steps:

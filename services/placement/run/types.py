@@ -49,10 +49,16 @@ class RunRequest:
     slo_ttft_s: float | None = None
     least_answer_tokens: int = 0  # lower bound of the predicted length; 0: nothing is predicted
     prefixes: Sequence[int] = ()  # what it shares with others: indices of `prefix_rows`
+    tokens_per_step: float = 1.0  # of its answer, that a decode step brings it, >= 1
 
     @property
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + self.num_output_tokens
+
+    @property
+    def steps_per_s(self) -> float:
+        """Decode steps that its reader needs; 0: none is stated, or nobody reads now."""
+        return self.rate_tps / self.tokens_per_step
 
     @property
     def num_answer_left(self) -> int:
@@ -94,12 +100,12 @@ class StepCosts:
 
     outside_s: float  # outside the layers
     base_s: float  # of a decode step, with `outside_s`
-    token_s: float  # per request that decodes
+    token_s: float  # per request that decodes, its drafts included
     context_s: float  # per token of KV that is read
     chunk_base_s: float  # that a step with a prompt takes more, whatever the chunk
     chunk_token_s: float  # per token of a prompt; 0: not measured yet
 
-    def decode_s(self, num_requests: int, num_context_tokens: float) -> float:
+    def decode_s(self, num_requests: float, num_context_tokens: float) -> float:
         """Return the length of a decode step that waits for no copy."""
         return self.base_s + self.token_s * num_requests + self.context_s * num_context_tokens
 

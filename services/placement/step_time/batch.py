@@ -63,7 +63,7 @@ def capacity_blocks(snapshot: Snapshot) -> int:
 
 
 def demand_of(holder: Holder, engine: EngineShape, *, growth: int = 0) -> Demand:
-    """Return a holder's KV after `growth` more tokens; a prefix does not grow.
+    """Return a holder's KV after `growth` more steps; a prefix does not grow.
 
     A prompt counts in full from the start: its blocks are needed before the window ends. Offloaded
     groups hold extra blocks: one while a block filled in the window is sealed, and the running
@@ -72,6 +72,8 @@ def demand_of(holder: Holder, engine: EngineShape, *, growth: int = 0) -> Demand
     ahead = engine.max_ahead_tokens
     if isinstance(holder, PrefixState):
         growth = ahead = 0
+    else:
+        growth = holder.growth(growth)
     num_tokens = holder.num_tokens + growth
     first_new = holder.num_tokens - sealing_tokens(engine)
     fills = num_tokens // engine.block_size > max(first_new, 0) // engine.block_size

@@ -28,6 +28,7 @@ class Progress:
     num_left: int = 0  # tokens of its prompt that are not computed yet
     chunk: int = 0  # prompt tokens per step
     num_shared: int = 0  # tokens of its prefixes
+    tokens_per_step: float = 1.0  # once it decodes
     is_prefix: bool = False
 
     @property
@@ -59,7 +60,8 @@ class Progress:
             return 0
         if step < self.num_chunk_steps:
             return self.num_tokens + step * self.chunk
-        return self.num_tokens + self.num_left + step - self.num_chunk_steps
+        num_decoded = math.ceil((step - self.num_chunk_steps) * self.tokens_per_step)
+        return self.num_tokens + self.num_left + num_decoded
 
 
 def progress_of(batch: Sequence[Holder], engine: EngineShape) -> list[Progress]:
@@ -96,7 +98,13 @@ def _requests_progress(
     for request, prefill in zip(requests, prefills, strict=True):
         num_shared = sum(lengths.get(prefix, 0) for prefix in request.prefix_ids)
         if not prefill:
-            found.append(Progress(num_tokens=request.num_tokens, num_shared=num_shared))
+            found.append(
+                Progress(
+                    num_tokens=request.num_tokens,
+                    num_shared=num_shared,
+                    tokens_per_step=request.tokens_per_step,
+                )
+            )
             continue
         chunk = max(0, min(room, largest_chunk(request, engine)))
         room -= chunk
@@ -106,6 +114,7 @@ def _requests_progress(
                 num_left=num_left_of(request),
                 chunk=chunk,
                 num_shared=num_shared,
+                tokens_per_step=request.tokens_per_step,
             )
         )
     return found

@@ -95,8 +95,18 @@ class Batch:
 
     @cached_property
     def _grows(self) -> Ints:
-        """[R] 1 where a token is added per step; 0: a prefix."""
+        """[R] 1 where tokens are added; 0: a prefix."""
         return np.array([not isinstance(one, PrefixState) for one in self.holders], dtype=np.int64)
+
+    @cached_property
+    def _per_step(self) -> Floats:
+        """[R] tokens that a decode step adds, mean; 0: a prefix."""
+        prefix, holders = PrefixState, self.holders
+        return np.array([0.0 if isinstance(o, prefix) else o.tokens_per_step for o in holders])
+
+    def _grown(self, num_steps: int) -> Ints:
+        """[R] tokens after so many decode steps."""
+        return self._num_tokens + np.ceil(num_steps * self._per_step).astype(np.int64)
 
     @cached_property
     def _chunk_blocks(self) -> Ints:
@@ -131,13 +141,13 @@ class Batch:
     def _tokens_read(self, step: int) -> Ints:
         """[R] tokens whose KV the step reads."""
         if not self._has_prompts:
-            return self._num_tokens + step * self._grows
+            return self._grown(step)
         return np.array([p.tokens_read_at(step) for p in self._progress], dtype=np.int64)
 
     def _weights(self, *, window: int, read_after: int) -> Weights:
         """Return what `demand_of` says of each holder, for all holders at once."""
         engine, tokens, grows = self.snapshot.engine, self._num_tokens, self._grows
-        size, after = engine.block_size, tokens + window * grows
+        size, after = engine.block_size, self._grown(window)
         full = after // size
         partial = -(-(after + engine.max_ahead_tokens * grows) // size) - full
         sealing = (full > np.maximum(tokens - sealing_tokens(engine), 0) // size) * grows
@@ -247,6 +257,7 @@ class Batch:
             chunk=np.array([p.chunk for p in progress], dtype=np.int64),
             num_shared=np.array([p.num_shared for p in progress], dtype=np.int64),
             grows=self._grows,
+            per_step=self._per_step,
             chunk_blocks=self._chunk_blocks,
             passing_blocks=passing,
             group_layers=np.array(

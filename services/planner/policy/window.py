@@ -1,6 +1,7 @@
 """A placement over the coming decode steps: contexts grow, the placement stays (section 3.3.1).
 
-Step t of the window (from 0) reads the KV of n_r + t tokens and leaves n_r + t + 1 behind.
+Step t of the window (from 0) reads the KV of n_r + t a_r tokens and leaves n_r + (t + 1) a_r
+behind, a_r being what a step brings: 1 without drafts.
 """
 
 import math
@@ -27,6 +28,7 @@ class BatchGrowth(NamedTuple):
     chunk: Ints  # [R] of a prompt that a step computes
     num_shared: Ints  # [R] of prefixes that the request begins with
     grows: Ints  # [R] 1: a request; 0: a prefix, which has no token more in any step
+    per_step: Floats  # [R] tokens that a decode step adds, mean; 0: a prefix
     chunk_blocks: Ints  # [R] of the running prefill chunk
     passing_blocks: Floats  # [R] held until this placement's layers are back, or on the host
     group_layers: Floats  # [G] layers per group
@@ -73,7 +75,7 @@ def _pool_blocks(choice: Ints, board: Board, growth: BatchGrowth, step: int) -> 
     groups = tables.offloaded.shape[1]
     total = 0.0
     for r in range(choice.shape[0]):
-        after = growth.num_tokens[r] + (step + 1) * growth.grows[r]
+        after = growth.num_tokens[r] + int(np.ceil((step + 1) * growth.per_step[r]))
         full = after // size
         partial = (after + growth.ahead * growth.grows[r] + size - 1) // size - full
         offloaded, buffers = tables.num_jobs[choice[r]], tables.buffers[choice[r]]
@@ -96,7 +98,8 @@ def _reads_at(growth: BatchGrowth, request: int, step: int) -> tuple[int, float]
         return 0, 0.0
     num_chunk_steps = (left + chunk - 1) // chunk if left > 0 else 0
     if step >= num_chunk_steps:
-        tokens = read + left + step - num_chunk_steps
+        decoded = int(np.ceil((step - num_chunk_steps) * growth.per_step[request]))
+        tokens = read + left + decoded
         reads_s = (tokens + shared) * growth.layer_s_per_context_token
         return tokens, growth.layer_s_per_token + reads_s
     tokens = read + step * chunk

@@ -166,7 +166,7 @@ class Prefixes:
     def slo_s(self, size: int) -> float:
         if self._snapshot.costs is None:
             return math.inf
-        rates = [request.rate_tps for request in self.order[:size]]
+        rates = [request.steps_per_s for request in self.order[:size]]
         return 1.0 / max(rates) if any(rates) else math.inf
 
 

@@ -74,7 +74,8 @@ class _Balance:
         self._new = [r for r in requests if r.phase is RunPhase.NEW]
         self._members = [*self._running, *self._parked]
         self._step_s = self._resident_step_s(self._running)
-        growth = int(rules.interval_s / self._step_s) + 1  # tokens until the next look
+        most_per_step = max([r.tokens_per_step for r in requests], default=1.0)
+        growth = int(rules.interval_s / self._step_s * most_per_step) + 1  # until the next look
         self._room = Room(snapshot, growth=growth, kept_frac=rules.kept_frac)
 
     def _resident_step_s(self, batch: Sequence[RunRequest]) -> float:
@@ -88,7 +89,7 @@ class _Balance:
         if not self._is_stressed() or (not self._new and self._room.fits(self._members)):
             return self._everybody_who_fits()
         admissible = self._admissible()
-        if not admissible and self._demand_tps(self._members) > self._capacity_tps():
+        if not admissible and self._demand(self._members) > self._capacity():
             return self._oldest_first()
         return self._by_utility(admissible)
 
@@ -157,11 +158,12 @@ class _Balance:
     def _gain(self, request: RunRequest) -> float:
         """Return what it adds to Eq. 3's utility that a request runs for the interval."""
         rules, buffer_s = self._rules, _buffer_s(request)
-        num_tokens = max(0.0, rules.interval_s - self._overhead_s(request)) / self._step_s
+        token_s = self._step_s / request.tokens_per_step
+        num_tokens = max(0.0, rules.interval_s - self._overhead_s(request)) / token_s
         beyond_s = max(0.0, buffer_s - rules.full_s)
         value = max(0.0, 1.0 - rules.decay_per_s * beyond_s)
         left_s = max(0.0, buffer_s - (rules.interval_s if request.has_begun else 0.0))
-        rate = request.rate_tps or 1.0 / self._step_s
+        rate = request.rate_tps or 1.0 / token_s
         more_s = num_tokens / rate
         return value * num_tokens + rules.gamma * (math.exp(-left_s) - math.exp(-left_s - more_s))
 
@@ -169,20 +171,21 @@ class _Balance:
 
     def _admissible(self) -> list[RunRequest]:
         """Return newcomers in the order of their arrival while Eq. 6 holds with them."""
-        capacity, demand = self._capacity_tps(), self._demand_tps(self._members)
+        capacity, demand = self._capacity(), self._demand(self._members)
         admissible: list[RunRequest] = []
         for request in self._new:
-            if demand and demand + request.rate_tps > capacity:
+            if demand and demand + request.steps_per_s > capacity:
                 break
-            demand += request.rate_tps
+            demand += request.steps_per_s
             admissible.append(request)
         return admissible
 
-    def _demand_tps(self, requests: Iterable[RunRequest]) -> float:
-        return sum(request.rate_tps for request in requests)
+    def _demand(self, requests: Iterable[RunRequest]) -> float:
+        """Return the decode steps of one request that readers need per second."""
+        return sum(request.steps_per_s for request in requests)
 
-    def _capacity_tps(self) -> float:
-        """Gamma: what a full resident batch of such requests generates, at the lengths to come."""
+    def _capacity(self) -> float:
+        """Gamma: those of a full resident batch of such requests, at the lengths to come."""
         batch, engine = self._members or self._new, self._snapshot.engine
         lengths = [r.num_tokens + self._rules.ahead_frac * r.num_answer_left for r in batch]
         mean = sum(lengths) / len(lengths)

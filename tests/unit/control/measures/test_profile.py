@@ -118,3 +118,30 @@ def test_prompts_of_one_size_say_how_long_they_take_and_no_more() -> None:
     # 0.4 ms and 250 pairs of 1 us each.
     assert cost.pair_s == 0.0
     assert cost.token_s == pytest.approx(0.65e-3, rel=0.01)
+
+
+def test_a_request_that_decodes_is_charged_for_its_drafts_too() -> None:
+    """Steps of 1 ms, 0.1 ms a row and 2 us a token of KV, four layers, four rows a request."""
+    profile = OnlineProfile(num_layers=4)
+    for number in range(200):
+        num_requests = 1 + number % 7
+        num_rows, context = 4 * num_requests, 500 * (1 + number % 5)
+        layer_s = (1e-3 + 1e-4 * num_rows + 2e-6 * context) / 4
+        profile.add(
+            replace(
+                DECODE,
+                step_s=4 * layer_s,
+                stall_s=0.0,
+                layer_s=layer_s,
+                num_tokens=num_rows,
+                num_context_tokens=context,
+                num_requests=num_requests,
+            )
+        )
+    costs, planned = profile.costs(), profile.profile()
+
+    assert profile.rows_per_request == 4.0
+    assert costs is not None
+    assert planned is not None
+    assert costs.token_s == pytest.approx(4e-4, rel=0.05)
+    assert planned.layer_s_per_token == pytest.approx(1e-4, rel=0.05)

@@ -1,5 +1,7 @@
 """When tokens of a decode window are late."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,3 +115,15 @@ def test_a_paused_reader_misses_when_its_cover_is_shorter_than_the_window() -> N
     assert not misses(promise, window_s=1.5)
     assert misses(promise, window_s=1.6)
     assert not misses(None, window_s=100.0)
+
+
+def test_where_drafts_are_accepted_a_step_may_take_as_long_as_the_tokens_that_it_brings() -> None:
+    request = make_request("a", slo_tbt_s=0.1, num_deposited_tokens=5, last_release_age_s=0.2)
+    one = promise_of(request, deposit=True)
+    drafted = promise_of(replace(request, tokens_per_step=2.5), deposit=True)
+
+    assert one is not None
+    assert drafted is not None
+    assert drafted.interval_s == pytest.approx(0.25)
+    assert drafted.slack_s == pytest.approx(one.slack_s)  # deposits are read token by token
+    assert (one.num_late(0.24, 8), drafted.num_late(0.24, 8)) == (6, 0)

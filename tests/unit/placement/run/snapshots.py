@@ -85,6 +85,7 @@ phases = st.sampled_from([RunPhase.NEW, RunPhase.RUNNING, RunPhase.PARKED, RunPh
 def snapshots(draw, *, rates=(0.0, 5.0, 20.0), largest: int = 1_500) -> RunSnapshot:
     """Draw an engine with up to 12 requests."""
     requests = []
+    tokens_per_step = draw(st.sampled_from([1.0, 2.7]))
     for number in range(draw(st.integers(1, 12))):
         phase = draw(phases)
         make = ask if phase is RunPhase.NEW else runs
@@ -95,6 +96,7 @@ def snapshots(draw, *, rates=(0.0, 5.0, 20.0), largest: int = 1_500) -> RunSnaps
                 age_s=draw(st.floats(0.0, 100.0)),
                 phase=phase,
                 rate_tps=draw(st.sampled_from(rates)),
+                tokens_per_step=tokens_per_step,
                 **({} if phase is RunPhase.NEW else {"slack_s": draw(st.floats(-5.0, 50.0))}),
             )
         )

@@ -553,3 +553,29 @@ def test_one_larger_than_the_pool_has_its_turn_to_its_end_where_leaving_is_compu
     assert rest.run == ("large",)
     saved = decide(make_snapshot(runs("large", 2_000, run_age_s=1_000.0), ask("a", 400)))
     assert saved.park == {"large"}
+
+
+def test_where_drafts_are_accepted_readers_need_so_much_less_of_the_pool() -> None:
+    """Readers of 40 tokens/s, steps of 22 ms: with one token each none has time to spare."""
+
+    def newcomers(tokens_per_step: float) -> int:
+        given = {"rate_tps": 40.0, "tokens_per_step": tokens_per_step}
+        batch = [runs(f"r{n}", 230, slack_s=60.0, **given) for n in range(6)]
+        queue = [ask(f"new{n}", 230, age_s=5.0 - n, **given) for n in range(6)]
+        return sum(name.startswith("new") for name in decide(make_snapshot(*batch, *queue)).run)
+
+    assert newcomers(1.0) == 0
+    assert newcomers(3.0) > 0
+
+
+def test_a_step_may_take_as_long_as_its_tokens_are_read() -> None:
+    """Layers leave for a third reader where a step brings each enough."""
+    batch = [runs(name, 600, rate_tps=45.0, slack_s=1.0) for name in "ab"]
+    newcomer = ask("c", 600, rate_tps=45.0)
+
+    def run(tokens_per_step: float) -> tuple[str, ...]:
+        requests = [replace(r, tokens_per_step=tokens_per_step) for r in (*batch, newcomer)]
+        return decide(make_snapshot(*requests, h2d_bytes_per_s=3e7)).run
+
+    assert run(1.0) == ("a", "b")
+    assert run(3.0) == ("a", "b", "c")

@@ -211,9 +211,12 @@ def test_a_plan_in_force_is_kept_where_no_library_pattern_fits_the_pool() -> Non
     assert not plan.placements[0].paused
 
 
-def test_course_and_load_equal_the_shared_formulas() -> None:
+@pytest.mark.parametrize("tokens_per_step", [1.0, 2.7])
+def test_course_and_load_equal_the_shared_formulas(tokens_per_step: float) -> None:
     snapshot = make_snapshot(
-        make_request("a", 1_003, slo_tbt_s=0.02, num_deposited_tokens=3),
+        make_request(
+            "a", 1_003, slo_tbt_s=0.02, num_deposited_tokens=3, tokens_per_step=tokens_per_step
+        ),
         make_request("b", 517, slo_tbt_s=0.011, last_release_age_s=0.004),
         make_request(
             "p",
@@ -223,6 +226,7 @@ def test_course_and_load_equal_the_shared_formulas() -> None:
             num_output_tokens=0,
             num_prompt_tokens=700,
             num_host_blocks=(18,) * 8,
+            tokens_per_step=tokens_per_step,
         ),
         h2d=Link(bytes_per_s=3e9, copy_overhead_s=1e-5, chunk_bytes=1 << 20),
     )
