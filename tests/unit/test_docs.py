@@ -45,3 +45,17 @@ def prose(page: Path) -> str:
 def test_the_pictures_of_the_concepts_are_what_their_program_draws() -> None:
     for name, drawn in pictures().items():
         assert (FOLDER / name).read_text() == drawn, "python -m bench.concept_pictures"
+
+
+def test_every_table_of_results_says_how_it_was_made() -> None:
+    for page in ROOT.glob("docs/results/*.md"):
+        rows = re.findall(r"^\| (command|commit|machine) \| \S", page.read_text(), re.MULTILINE)
+        assert rows == ["command", "commit", "machine"], page.name
+
+
+def test_a_newcomer_finds_an_answer_in_two_clicks() -> None:
+    assert "](docs/questions.md)" in (ROOT / "README.md").read_text()
+    questions = (ROOT / "docs/questions.md").read_text().split("\n## ")[1:]
+
+    assert len(questions) == 10
+    assert [question for question in questions if not LINK.search(question)] == []
