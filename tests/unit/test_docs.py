@@ -61,6 +61,13 @@ def test_the_pictures_of_the_concepts_are_what_their_program_draws() -> None:
         assert (FOLDER / name).read_text() == drawn, "python -m bench.concept_pictures"
 
 
+def test_no_page_is_long_but_those_of_results() -> None:
+    pages = [page for page in PAGES if page.parent.name != "results"]
+    lengths = {page.name: len(page.read_text().splitlines()) for page in pages}
+
+    assert {name: length for name, length in lengths.items() if length > 250} == {}
+
+
 def test_every_table_of_results_says_how_it_was_made() -> None:
     for page in ROOT.glob("docs/results/*.md"):
         rows = re.findall(r"^\| (command|commit|machine) \| \S", page.read_text(), re.MULTILINE)
