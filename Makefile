@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types ui test-ui models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-chaos test-exact test-layerwise test-engines test-drawn test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
+.PHONY: help lock setup proto lint types ui pictures test-ui models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-chaos test-exact test-layerwise test-engines test-drawn test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -199,6 +199,10 @@ nightly: setup ## what `make test` draws from or leaves out, at length
 	$(MAKE) soak
 	$(MAKE) test-faults
 	$(MAKE) test-timing
+
+pictures: setup ## the README's pictures of the page, taken in Chromium
+	EVENFLOW_TEST_PICTURES=docs/pictures $(PYTEST) tests/integration/test_page_pictures.py
+	$(BIN)/python -m bench.concept_pictures
 
 demo: setup ## everything from nothing: a real model, paced answers, four readers, vLLM beside them
 	$(BIN)/python -m demo

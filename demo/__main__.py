@@ -13,7 +13,7 @@ from cli.local.stack import Stack
 from cli.serve import bring_up, ending_in_sentences
 from demo import stacks
 from demo.model import ModelError, demo_model, fastest_dtype
-from demo.show import FULL, SHORT, Programme, Shown, show
+from demo.show import FULL, SHORT, Programme, Shown, print_table, show
 from demo.snippets import snippets
 
 
@@ -45,6 +45,7 @@ def _run(programme: Programme) -> Shown:
     finally:
         theirs.stop()
     print(f"\n{snippets(ours)}")
+    print_table(shown)
     return shown
 
 

@@ -1,16 +1,18 @@
 """Four readers at once, whose KV the pool does not hold together; and what each of them felt."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from rich.console import Console
 from rich.table import Table
 
 from cli.client.answer import PacedAnswer, Question, stream_answer
-from cli.client.engine_view import display_for
-from cli.client.engine_watch import EngineWatch
+from cli.client.engine_view import Screen
+from cli.client.engine_watch import EngineState, EngineWatch
 from cli.local.settings import StackSettings
 from demo.questions import question
 from demo.texts import READERS_QUESTIONS, readers_text
@@ -21,7 +23,7 @@ UPDATES_PER_S = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Who asks, and how fast they read."""
+    """One that asks, and its pace."""
 
     name: str
     rate_tps: float  # tokens per second
@@ -53,9 +55,10 @@ class Felt:
 
 
 def show_readers(settings: StackSettings, readers: Sequence[Reader], num_tokens: int) -> list[Felt]:
-    """Show the engine while the readers read `num_tokens` each; return what each of them got."""
+    """Show the engine while the readers read `num_tokens` each, in place, where the output is a
+    terminal; return what each of them got.
+    """
     watch = EngineWatch(settings.address("executor"), updates_per_s=UPDATES_PER_S)
-    display = display_for()
     waiting = set(readers)
 
     def leave(reader: Reader, answer: Future[PacedAnswer]) -> None:
@@ -69,15 +72,34 @@ def show_readers(settings: StackSettings, readers: Sequence[Reader], num_tokens:
             asked = _question(number, reader, num_tokens)
             answers.append(threads.submit(_ask, settings, reader, asked))
             answers[-1].add_done_callback(partial(leave, reader))
-        try:
+        with live_view(Console()) as show:
             for state in watch.states():
-                display.show(state)
-        finally:
-            display.close()
+                show(state)
     return [
         Felt(reader=reader, answer=answer.result())
         for reader, answer in zip(readers, answers, strict=True)
     ]
+
+
+@contextmanager
+def live_view(console: Console) -> Iterator[Callable[[EngineState], None]]:
+    """Give what shows an engine's state: one picture, which is redrawn and then taken away. Off a
+    terminal it shows nothing.
+    """
+    if not console.is_terminal:
+        yield lambda state: None
+        return
+    screen = Screen(console, transient=True)
+    try:
+        yield screen.show
+    finally:
+        screen.close()
+
+
+def in_short(felt: Sequence[Felt]) -> str:
+    """Return one line of what all readers felt."""
+    ttft, in_time, waited = _sums(felt)
+    return f"first token after {ttft} (mean), {in_time} of tokens in time, {waited} waited in all"
 
 
 def comparison(ours: Sequence[Felt], theirs: Sequence[Felt], *, link_share: float) -> Table:
@@ -88,9 +110,9 @@ def comparison(ours: Sequence[Felt], theirs: Sequence[Felt], *, link_share: floa
     )
     table.add_column("reader", no_wrap=True)
     table.add_column("tokens/s", justify="right")
-    for who in ("Evenflow", "vLLM"):
+    for server in ("Evenflow", "vLLM"):
         for figure in ("first token", "in time", "waited"):
-            table.add_column(f"{who}\n{figure}", justify="right", no_wrap=True)
+            table.add_column(f"{server}\n{figure}", justify="right", no_wrap=True)
     for mine, stock in zip(ours, theirs, strict=True):
         rate = f"{mine.reader.rate_tps:.3g}"
         table.add_row(mine.reader.name, rate, *_figures(mine), *_figures(stock))

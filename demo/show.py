@@ -15,7 +15,7 @@ from cli.local.stack import Stack
 from demo.kv_figures import read_figures
 from demo.long_prompt import LongAnswer, show_long_prompt
 from demo.questions import question
-from demo.readers import READERS, Felt, Reader, comparison, show_readers
+from demo.readers import READERS, Felt, Reader, comparison, in_short, show_readers
 from demo.texts import QUESTION
 from services.gateway.types import MIN_RATE_TPS
 from services.placement.link_ratio import link_ratio
@@ -53,7 +53,11 @@ class Shown:
 
 
 def show(programme: Programme, ours: StackSettings, theirs: Stack) -> Shown:
-    """Show everything on two stacks that are ready; `theirs` is stopped when its turn is over."""
+    """Show everything on two stacks that are ready; `theirs` is stopped when its turn is over.
+
+    In a terminal answers stand there as they are read, and engines are one picture that is redrawn;
+    elsewhere there is a line or two for each phase.
+    """
     print(f"\n> {QUESTION}  (read at {READING_RATE_TPS:g} tokens/s)\n")
     states = deque[EngineState](maxlen=1)
     with followed(ours.address("executor"), updates_per_s=LOOKS_PER_S, see=states.append):
@@ -68,14 +72,11 @@ def show(programme: Programme, ours: StackSettings, theirs: Stack) -> Shown:
     readers = _readers(programme, resident_step_s)
     print(f"> {len(readers)} readers at once, whose KV does not fit the pool together\n")
     felt = show_readers(ours, readers, programme.num_readers_tokens)
-    print("\n> the same readers, on vLLM's own policy\n")
+    print(f"{in_short(felt)}\n\n> the same readers, on vLLM's own policy\n")
     on_stock = show_readers(theirs.settings, readers, programme.num_readers_tokens)
     theirs.stop()
-
+    print(in_short(on_stock))
     link_share = _link_share(ours, resident_step_s)
-    print()
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
-    console.print(comparison(felt, on_stock, link_share=link_share))
     return Shown(
         paced=paced,
         long=long,
@@ -83,6 +84,13 @@ def show(programme: Programme, ours: StackSettings, theirs: Stack) -> Shown:
         readers_on_stock=on_stock,
         link_share=link_share,
     )
+
+
+def print_table(shown: Shown) -> None:
+    """Print what the readers felt on both stacks, side by side."""
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
+    table = comparison(shown.readers, shown.readers_on_stock, link_share=shown.link_share)
+    console.print(table)
 
 
 def _show_paced(programme: Programme, settings: StackSettings) -> PacedAnswer:

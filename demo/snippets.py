@@ -8,6 +8,7 @@ def snippets(settings: StackSettings, question: str = QUESTION) -> str:
     """Return the addresses of the running stack and ways to call it."""
     url, model = settings.base_url, settings.model_id
     return f"""\
+a page       {url}/ui: the engine live, a playground with the pace as a slider
 OpenAI API   {url}/v1      gRPC   {settings.address("gateway")}
 metrics      {url}/metrics      logs   make logs      stop   make down
 

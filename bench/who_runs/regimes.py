@@ -29,7 +29,7 @@ from simulator.workload import (
     published_lengths,
 )
 
-# What docs/results.md was measured on, as `bench.fidelity` calibrated it.
+# What docs/results/orbitflow.md was measured on, as `bench.fidelity` calibrated it.
 BASE_SLO_S = 28.9e-3
 CALIBRATION = Calibration(
     outside_s=5.2e-3,

@@ -66,9 +66,10 @@ class Display(Protocol):
 class Screen:
     """Redraws one picture in place."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, transient: bool = False) -> None:
+        """`transient`: closing it takes the picture away."""
         self._glyphs = glyphs_for(console.encoding)
-        self._live = Live(console=console, auto_refresh=False)
+        self._live = Live(console=console, auto_refresh=False, transient=transient)
         self._live.start()
 
     def show(self, state: EngineState) -> None:

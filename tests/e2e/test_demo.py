@@ -81,6 +81,16 @@ def test_the_four_readers_were_in_time(shown: dict[str, Any]) -> None:
     assert num_late <= num_gaps / 4
 
 
+def test_it_says_where_the_page_is_and_a_line_for_each_phase(shown: dict[str, Any]) -> None:
+    lines = shown["stdout"].splitlines()
+    gateway = shown["stack"].environment["EVENFLOW_GATEWAY_HTTP_PORT"]
+
+    assert any(line.startswith(f"a page       http://127.0.0.1:{gateway}/ui") for line in lines)
+    assert len([line for line in lines if line.startswith("first token after ")]) == 2
+    assert [line for line in lines if line.startswith("step ")] == []  # nothing of each second
+    assert lines[-1].startswith("\u2514")  # the table comes last
+
+
 def test_what_they_felt_stands_in_one_table_with_its_lambda(shown: dict[str, Any]) -> None:
     assert f"lambda {shown['link_share']:.0%}" in shown["stdout"]
     for reader in READERS:

@@ -16,7 +16,7 @@ from tests.clients import http_chat
 
 ROOT = Path(__file__).resolve().parents[2]
 DASHBOARD = ROOT / "docker/grafana/dashboards/evenflow.json"
-OPERATIONS = ROOT / "docs/operations.md"
+WATCHING = ROOT / "docs/watching.md"
 SUFFIXES = {"counter": "_total", "histogram": "_bucket"}
 NAME = re.compile(r"\b(?:vllm:)?evenflow_\w+")
 MATCHERS = re.compile(r"(\w+) *=~?\"")
@@ -45,7 +45,7 @@ def labels_in(target: dict[str, str]) -> set[str]:
 
 def documented() -> set[str]:
     """Return the names in the documentation's list; one that ends with `_` begins several."""
-    return set(NAME.findall(OPERATIONS.read_text().partition("## Metrics")[2]))
+    return set(NAME.findall(WATCHING.read_text().partition("## Metrics")[2]))
 
 
 def served(stack: Stack) -> dict[str, set[str]]:

@@ -26,6 +26,15 @@ def test_every_step_of_a_walk_is_in_its_file(path: str, call: str) -> None:
     assert call in functions_of(path)
 
 
+def test_every_call_in_a_diagram_is_a_step_of_its_walk() -> None:
+    diagrams = re.findall(r"^```mermaid\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
+    drawn = [re.findall(r"\b[A-Z]\w+\.\w+", diagram) for diagram in diagrams]
+    known = {call for _, call in STEPS}
+
+    assert [len(calls) > 5 for calls in drawn] == [True] * 3
+    assert [call for calls in drawn for call in calls if call not in known] == []
+
+
 @cache
 def functions_of(path: str) -> frozenset[str]:
     """Return the functions of a module, methods as `Class.method`."""

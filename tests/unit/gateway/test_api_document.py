@@ -1,4 +1,4 @@
-"""docs/api.md lists the parameters that there are and those refused."""
+"""docs/api.md and docs/dialects.md list the parameters that there are and those refused."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,9 @@ from services.gateway.openai.parsing import parse_body
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.kit.errors import InvalidRequestError
 
-TEXT = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+TEXT = (DOCS / "api.md").read_text()
+DIALECTS = (DOCS / "dialects.md").read_text()
 SUPPORTED, _, REST = TEXT.partition("### Parameters")[2].partition("\nRefused with 400")
 REFUSED = REST.partition("\nSo are ")[0]
 BODIES = {"chat": ChatCompletionBody, "completions": CompletionBody}
@@ -48,7 +50,7 @@ def test_what_is_said_to_be_refused_is(endpoint) -> None:
     ("section", "body"), [("Responses", ResponsesBody), ("Messages", MessagesBody)]
 )
 def test_parameters_of_the_other_apis_are_documented_and_no_other(section, body) -> None:
-    text = TEXT.partition(f"\n### {section}\n")[2].partition("\n### ")[0]
+    text = DIALECTS.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
     table, _, rest = text.partition("\n\n- Refused with 400 by name")
     rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     refused = rest.partition("\n-")[0]
