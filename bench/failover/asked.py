@@ -60,6 +60,7 @@ class Got:
     said: dict[str, str] = field(default_factory=lambda: defaultdict(str))  # joined, by place
     arrived_s: list[float] = field(default_factory=list)  # of each event that says something
     error: str = ""
+    is_taken: bool = False  # a gateway has begun to answer
 
     def add(self, place: str, text: str) -> None:
         self.said[place] += text
@@ -133,6 +134,7 @@ async def ask(edge: Edge, asked: Asked) -> Got:
     parts = _over_grpc(edge, asked) if not asked.path else _over_http(edge, asked)
     try:
         async for said in parts:
+            got.is_taken = True
             for place, text in said:
                 got.add(place, text)
             if said:
@@ -159,6 +161,7 @@ async def _over_http(edge: Edge, asked: Asked) -> AsyncIterator[Said]:
     ):
         if answer.status_code != httpx.codes.OK:
             raise ValueError((await answer.aread()).decode())
+        yield []
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 yield _said(json.loads(line.removeprefix("data: ")))
