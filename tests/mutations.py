@@ -693,16 +693,23 @@ MUTATIONS = (
     Mutation(
         "no request is what executors are lost to",
         "services/gateway/live/failover/moves.py",
-        "live.num_counts = live.num_counts + 1 if is_new else 0",
-        "live.num_counts = 0",
+        "live.num_counts = live.num_counts + count if count else 0.0",
+        "live.num_counts = 0.0",
         ("tests/integration/test_gateway_moves.py",),
     ),
     Mutation(
         "suspects are tried together",
         "services/gateway/live/failover/moves.py",
-        "tries={*self._tried_at(live, now_s)} if live.num_counts else (),",
+        "tries={*self._tried_at(live, now_s)} if live.num_counts >= IS_SUSPECT else (),",
         "tries=(),",
         ("tests/integration/test_gateway_moves.py",),
+    ),
+    Mutation(
+        "what waits in a queue until executors are lost is never found",
+        "services/gateway/live/failover/rules.py",
+        "return 1.0 if self.since_taken_s < TRIAL_S else 0.5",
+        "return 1.0 if self.since_taken_s < TRIAL_S else 0.0",
+        ("tests/integration/test_gateway_moves.py", "-k", "queue"),
     ),
     Mutation(
         "tokens of two executors are spliced",

@@ -19,17 +19,18 @@ from services.gateway.errors import (
 )
 from services.gateway.executors.routing import Candidate
 from services.gateway.live.failover.rules import (
+    IS_SUSPECT,
     MAX_COUNTS,
     Closed,
     FailoverLimits,
     LostAnswer,
     MoveCause,
     Step,
+    Trial,
     Verdict,
     cause_of_move,
     decide,
     how_continued,
-    is_on_trial,
 )
 from services.gateway.live.route import LiveRequest, Route, Routes
 from services.gateway.types import Continued, Delivery, RequestId
@@ -107,6 +108,7 @@ class Moves:
             return  # it is gone, or was cancelled before anything of it was done
         before, live.home = live.home, live.asked
         live.started_s, live.num_at_start = self._clock(), live.generation.num_generated
+        live.generation.continuation.begun_s = None
         live.is_called_off = False
         self._routes.register(route, live.generation)
         loss = self._lost.pop(RequestId(route.ref.request_id), None)
@@ -149,12 +151,9 @@ class Moves:
         """
         if isinstance(error, LeavingError):
             return
-        is_over = not isinstance(error, EngineStalledError)
-        is_new = live.home is None or is_on_trial(
-            num_tokens=live.generation.num_generated - live.num_at_start,
-            since_s=now_s - live.started_s if is_over else 0.0,
-        )
-        live.num_counts = live.num_counts + 1 if is_new else 0
+        at_s = live.started_s if isinstance(error, EngineStalledError) else now_s
+        count = 1.0 if live.home is None else _trial(live, at_s).count
+        live.num_counts = live.num_counts + count if count else 0.0
 
     def _refused(self, live: LiveRequest, loss: _Loss, error: ServiceError) -> ServiceError | None:
         """Take in that an executor that was asked has not taken a request. Returns as `take`."""
@@ -269,23 +268,20 @@ class Moves:
             closed=Closed(
                 never=loss.never,
                 not_now={address for address, at_s in loss.not_before_s.items() if now_s < at_s},
-                tries={*self._tried_at(live, now_s)} if live.num_counts else (),
+                tries={*self._tried_at(live, now_s)} if live.num_counts >= IS_SUSPECT else (),
             ),
         )
 
     def _tried_at(self, live: LiveRequest, now_s: float) -> Iterator[str]:
         """Yield the executors at which another request that may have killed one is on trial."""
         for request_id, other in self._live.items():
-            if other is live or not other.num_counts or other.generation.is_over:
+            if other is live or other.num_counts < IS_SUSPECT or other.generation.is_over:
                 continue
             loss = self._lost.get(request_id)
             if loss is not None:
                 if loss.asked_at:
                     yield loss.asked_at
-            elif other.home is not None and is_on_trial(
-                num_tokens=other.generation.num_generated - other.num_at_start,
-                since_s=now_s - other.started_s,
-            ):
+            elif other.home is not None and _trial(other, now_s).is_on:
                 yield other.home.address
 
     @property
@@ -339,3 +335,12 @@ class Moves:
         }
         log.info("request_moved", request_id=generation.request.request_id, **told)
         live.trace.moved(told)
+
+
+def _trial(live: LiveRequest, now_s: float) -> Trial:
+    begun_s = live.generation.continuation.begun_s
+    return Trial(
+        num_tokens=live.generation.num_generated - live.num_at_start,
+        since_taken_s=now_s - live.started_s,
+        since_token_s=0.0 if begun_s is None else now_s - begun_s,
+    )

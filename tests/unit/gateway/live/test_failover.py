@@ -15,11 +15,11 @@ from services.gateway.live.failover.rules import (
     LostAnswer,
     MoveCause,
     Step,
+    Trial,
     Verdict,
     cause_of_move,
     decide,
     how_continued,
-    is_on_trial,
 )
 from services.gateway.types import Continued
 from services.generation.sampling_params import SamplingParams
@@ -184,11 +184,24 @@ def test_a_seed_says_not_what_is_drawn_where_drafts_are_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "since_s", "is_tried"),
-    [(0, 0.0, True), (31, 1.9, True), (32, 0.0, False), (0, 2.0, False)],
+    ("num_tokens", "since_taken_s", "since_token_s", "count", "is_on"),
+    [
+        (0, 0.0, 0.0, 1.0, True),
+        (0, 1.9, 0.0, 1.0, True),
+        (0, 2.0, 0.0, 0.5, True),  # it may have waited in the queue all the time
+        (0, 29.9, 0.0, 0.5, True),
+        (0, 30.0, 0.0, 0.5, False),
+        (1, 600.0, 1.9, 1.0, True),  # it has only just begun
+        (31, 600.0, 1.9, 1.0, True),
+        (32, 1.0, 0.5, 0.0, False),
+        (1, 3.0, 2.0, 0.0, False),
+    ],
 )
-def test_a_trial_lasts_32_tokens_or_two_seconds(num_tokens, since_s, is_tried) -> None:
-    assert is_on_trial(num_tokens=num_tokens, since_s=since_s) is is_tried
+def test_a_trial_lasts_32_tokens_or_two_seconds_from_the_first_one(
+    num_tokens, since_taken_s, since_token_s, count, is_on
+) -> None:
+    trial = Trial(num_tokens=num_tokens, since_taken_s=since_taken_s, since_token_s=since_token_s)
+    assert (trial.count, trial.is_on) == (count, is_on)
 
 
 def test_causes_are_told_by_what_ended_the_request() -> None:
