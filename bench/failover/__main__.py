@@ -1,9 +1,9 @@
 """`python -m bench.failover [NAME ...] [--out DIR]`: measure, write JSON, print Markdown."""
 
 from bench.document import measure_named
-from bench.failover import deaths, rolling
+from bench.failover import deaths, rolling, survivors
 
-BENCHMARKS = (deaths.BENCHMARK, rolling.BENCHMARK)
+BENCHMARKS = (deaths.BENCHMARK, rolling.BENCHMARK, survivors.BENCHMARK)
 
 if __name__ == "__main__":
     measure_named(
