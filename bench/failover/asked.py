@@ -61,9 +61,14 @@ class Got:
     arrived_s: list[float] = field(default_factory=list)  # of each event that says something
     error: str = ""
     is_taken: bool = False  # a gateway has begun to answer
+    is_broken_off: bool = False  # the connection has ended, and no gateway has said why
 
     def add(self, place: str, text: str) -> None:
         self.said[place] += text
+
+    def begins(self, whole: "Got") -> bool:
+        """Say whether all that is here is the beginning of an answer."""
+        return all(whole.said.get(place, "").startswith(text) for place, text in self.said.items())
 
     @property
     def longest_gap_s(self) -> float:
@@ -141,6 +146,10 @@ async def ask(edge: Edge, asked: Asked) -> Got:
                 got.arrived_s.append(time.time())
     except (httpx.HTTPError, aio.AioRpcError, ValueError) as error:
         got.error = f"{type(error).__name__}: {error}"
+        got.is_broken_off = isinstance(error, httpx.TransportError) or (
+            isinstance(error, aio.AioRpcError)
+            and "error-reason" not in dict(error.trailing_metadata() or ())
+        )
     return got
 
 

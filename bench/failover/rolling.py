@@ -6,96 +6,33 @@ balancer does: they ask gateways that are ready, and another one if a gateway re
 
 import asyncio
 import itertools
-import json
-import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
-
 from bench.document import Benchmark, Row
-from bench.failover.asked import NUM_TOKENS, RATE_TPS, Asked, Got, ask, ask_all, load
+from bench.failover.asked import NUM_TOKENS, RATE_TPS, Asked, Got, load
+from bench.failover.doors import Answer, Doors
 from bench.failover.site import time_of
-from bench.gateway.heavy_requests import Edge
-from lab.stack.processes import MODEL, Stack, kind_of, wait_until
+from bench.failover.whole_stack import (
+    EXECUTORS,
+    FURTHER,
+    GATEWAYS,
+    edges_of,
+    restart,
+    start_all,
+    told,
+    undisturbed,
+)
+from lab.stack.processes import MODEL, Stack
 
-GATEWAYS = ("gateway", "gateway-2")
-EXECUTORS = ("executor", "executor-2")
 ORDER = (*EXECUTORS, *GATEWAYS, "planner", "tracker", "redis")
 LAME_DUCK_S = 2.0
-LOOK_INTERVAL_S, LOOK_TIMEOUT_S = 0.25, 2.0  # for which gateways are ready
 NUM_SHORT_TOKENS = 24  # of an answer to one that comes
 ARRIVAL_INTERVAL_S = 1.0
 PAUSE_S = 3.0  # after a process is back
-PATIENCE_S = 60.0  # of a client that no gateway takes
-
-
-@dataclass(slots=True, kw_only=True)
-class Answer:
-    """What became of one request."""
-
-    asked: Asked
-    expected: Got
-    began_s: float
-    ended_s: float = 0.0
-    got: Got = field(default_factory=Got)
-    refusals: list[str] = field(default_factory=list)  # before a gateway took it
-    num_times_by_all: int = 0  # that gateways refused it one after the other
-
-    @property
-    def is_identical(self) -> bool:
-        return not self.got.error and self.got.said == self.expected.said
-
-    def overlaps(self, began_s: float, ended_s: float) -> bool:
-        return self.began_s <= ended_s and began_s <= self.ended_s
-
-
-class Doors:
-    """The gateways, as a load balancer has them."""
-
-    def __init__(self, edges: Sequence[Edge]) -> None:
-        self._edges = edges
-        self._ready = list(edges)
-        self._turns = itertools.count()
-
-    async def look(self) -> None:
-        """Look which gateways are ready, until cancelled."""
-        async with httpx.AsyncClient(timeout=LOOK_TIMEOUT_S) as client:
-            while True:
-                ready = [edge for edge in self._edges if await _is_ready(client, edge)]
-                self._ready = ready or list(self._edges)
-                await asyncio.sleep(LOOK_INTERVAL_S)
-
-    async def ask(self, asked: Asked, expected: Got) -> Answer:
-        answer = Answer(asked=asked, expected=expected, began_s=time.time())
-        while not answer.ended_s:
-            for edge in self._in_turn():
-                answer.got = await ask(edge, asked)
-                if answer.got.is_taken:
-                    break
-                answer.refusals.append(f"{edge.url}: {answer.got.error}")
-            else:
-                answer.num_times_by_all += 1
-                await asyncio.sleep(LOOK_INTERVAL_S)
-            if answer.got.is_taken or time.time() - answer.began_s > PATIENCE_S:
-                answer.ended_s = time.time()
-        return answer
-
-    def _in_turn(self) -> list[Edge]:
-        """Return those that are ready, by turns, and then the others."""
-        turn = next(self._turns) % len(self._ready)
-        others = [edge for edge in self._edges if edge not in self._ready]
-        return [*self._ready[turn:], *self._ready[:turn], *others]
-
-
-async def _is_ready(client: httpx.AsyncClient, edge: Edge) -> bool:
-    with suppress(httpx.TransportError):
-        return (await client.get(f"{edge.url}/ready")).is_success
-    return False
 
 
 class Readers:
@@ -137,22 +74,18 @@ def measure() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         stack = Stack(
             Path(folder),
-            further=(GATEWAYS[1], EXECUTORS[1]),
+            further=FURTHER,
             GATEWAY_LAME_DUCK_S=LAME_DUCK_S,
         )
         try:
-            stack.start_all()
-            wait_until(lambda: _num_connected(stack) == _CONNECTIONS, "all are connected")
+            start_all(stack)
             return asyncio.run(_measured(stack))
         finally:
             stack.stop()
 
 
-_CONNECTIONS = [len(EXECUTORS)] * len(GATEWAYS)
-
-
 async def _measured(stack: Stack) -> list[Row]:
-    edges = [Edge(stack.url(name), stack.address(name), MODEL) for name in GATEWAYS]
+    edges = edges_of(stack)
     expected, short = [
         await undisturbed(edges[0], num_tokens) for num_tokens in (NUM_TOKENS, NUM_SHORT_TOKENS)
     ]
@@ -169,38 +102,6 @@ async def _measured(stack: Stack) -> list[Row]:
     await reading
     rows = [_row(stack, readers.answers, *span) for span in spans]
     return [*rows, _row(stack, readers.answers, "all", spans[0][1], time.time())]
-
-
-async def undisturbed(edge: Edge, num_tokens: int) -> dict[str, Got]:
-    requests = load(MODEL, num_tokens=num_tokens)
-    await ask_all(edge, requests)  # forms are compiled
-    answers = await ask_all(edge, requests)
-    assert not any(got.error for got in answers.values()), answers
-    return answers
-
-
-def restart(stack: Stack, name: str) -> None:
-    """Ask a process to end, start it again, and wait until all others have it back."""
-    before = _num_connected(stack)
-    if name == "redis":
-        stack.redis.stop()
-        stack.redis.start()
-        return
-    stack.kill(name, signal.SIGTERM)
-    stack.start(name)
-    if kind_of(name) == "executor":
-        wanted = [num + 1 for num in before]
-        wait_until(lambda: _num_connected(stack) == wanted, "the executor is connected")
-
-
-def _num_connected(stack: Stack) -> list[int]:
-    return [len(told(stack, name, "executor_connected")) for name in GATEWAYS]
-
-
-def told(stack: Stack, name: str, event: str) -> list[Row]:
-    """Return what a process' log says of an event."""
-    lines = [json.loads(line) for line in stack.log(name).splitlines() if line.startswith("{")]
-    return [line for line in lines if line.get("event") == event]
 
 
 def _row(stack: Stack, answers: Sequence[Answer], name: str, began_s: float, ended_s: float) -> Row:

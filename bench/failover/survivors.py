@@ -33,6 +33,7 @@ MOVING_TOKENS, MOVING_ANSWER = 1_980, 600  # of a prompt, and of an answer at mo
 READER_TOKENS, READER_ANSWER = 100, 300
 MIN_MOVING = 20  # tokens of each answer when its executor is killed
 FAULT_AFTER_S = 1.5  # from the last reader's first token
+SOON_S = 10.0  # after the kill
 FIRST_ID, LAST_ID = 300, 2_000  # of the tokens that prompts are made of
 MAX_REBUFFERING_FRAC = 0.02
 # A prompt's token takes as long as 1/100 of a step of one reader: 5,000 tokens a second.
@@ -81,6 +82,12 @@ class Reader:
             reading.took(at_s)
         return reading
 
+    def waited_s(self, since_s: float, until_s: float) -> float:
+        """Return how long it waited for the tokens that came between two instants."""
+        reading = Reading(interval_s=1 / RATE_TPS)
+        waits_s = [(at_s, reading.took(at_s)) for at_s in self.arrived_s]
+        return sum(wait_s for at_s, wait_s in waits_s if since_s < at_s <= until_s)
+
     @property
     def longest_gap_s(self) -> float:
         pairs = zip(self.arrived_s, self.arrived_s[1:], strict=False)
@@ -100,7 +107,7 @@ def _of_policy(policy: str, folder: Path, planner_address: str) -> Row:
     moving = _readers("moving", MOVING_TOKENS, MOVING_ANSWER)
     readers = _readers("reader", READER_TOKENS, READER_ANSWER)
     with site.running(num_linked=1):
-        asyncio.run(_storm(site, moving, readers))
+        killed_s = asyncio.run(_storm(site, moving, readers))
         moved = site.told("request_moved")
     waited_s = sum(reader.reading.waited_s for reader in readers)
     reading_s = sum(reader.reading.reading_s for reader in readers)
@@ -113,22 +120,29 @@ def _of_policy(policy: str, folder: Path, planner_address: str) -> Row:
         "waited_s": waited_s,
         "reading_s": reading_s,
         "rebuffering_frac": waited_s / reading_s if reading_s else math.nan,
+        "waited_before_s": sum(one.waited_s(0, killed_s) for one in readers),
+        "waited_soon_s": sum(one.waited_s(killed_s, killed_s + SOON_S) for one in readers),
         "each_waited_s": [reader.reading.waited_s for reader in readers],
         "longest_gap_s": max(reader.longest_gap_s for reader in readers),
         "moving_waited_s": [one.reading.waited_s for one in moving],
     }
 
 
-def _readers(kind: str, num_prompt_tokens: int, max_tokens: int) -> list[Reader]:
+def _readers(
+    kind: str, num_prompt_tokens: int, max_tokens: int, *, number: int = NUM_EACH
+) -> list[Reader]:
     return [
         Reader(name=f"{kind}-{number}", num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens)
         for number in range(NUM_EACH)
     ]
 
 
-async def _storm(site: Site, moving: Sequence[Reader], readers: Sequence[Reader]) -> None:
-    """Have the first executor take `moving` and the second one `readers`, and kill the first."""
+async def _storm(site: Site, moving: Sequence[Reader], readers: Sequence[Reader]) -> float:
+    """Have the first executor take `moving` and the second one `readers`, and kill the first.
+    Returns when.
+    """
     place = site.place_in_log
+    (warm_up,) = _readers("warm-up", MOVING_TOKENS, MIN_MOVING, number=1)
     with ExitStack() as links:
         async with asyncio.TaskGroup() as tasks:
             for one in moving:
@@ -136,12 +150,15 @@ async def _storm(site: Site, moving: Sequence[Reader], readers: Sequence[Reader]
             await _until(lambda: all(one.arrived_s for one in moving))
             links.enter_context(site.links[1])
             await asyncio.to_thread(site.wait_connected, 1, since=place)
+            await warm_up.read(site.edge)  # the second one knows what prompts take
             for one in readers:
                 tasks.create_task(one.read(site.edge))
             await _until(lambda: all(one.arrived_s for one in readers))
             await _until(lambda: all(len(one.arrived_s) >= MIN_MOVING for one in moving))
             await asyncio.sleep(FAULT_AFTER_S)
+            killed_s = time.monotonic()
             await asyncio.to_thread(site.executors[0].kill)
+    return killed_s
 
 
 async def _until(condition: Callable[[], bool]) -> None:
@@ -152,7 +169,16 @@ async def _until(condition: Callable[[], bool]) -> None:
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
     return [
-        ["policy", "moved", "tokens of each", "rebuffering", "longest gap, s", "errors"],
+        [
+            "policy",
+            "moved",
+            "tokens of each",
+            "rebuffering",
+            "before, s",
+            "soon after, s",
+            "longest gap, s",
+            "errors",
+        ],
         *(
             [
                 row["policy"],
@@ -161,6 +187,8 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
                 if row["moved_tokens"]
                 else "",
                 f"{row['rebuffering_frac']:.1%}",
+                f"{row['waited_before_s']:.1f}",
+                f"{row['waited_soon_s']:.1f}",
                 f"{row['longest_gap_s']:.1f}",
                 str(len(row["errors"])),
             ]
@@ -187,6 +215,8 @@ BENCHMARK = Benchmark(
         "tokens of each": "that were computed anew: prompt, and answer so far",
         "rebuffering": f"of the {NUM_EACH} readers that were there before: {REBUFFERING}; tokens "
         "as they came over gRPC",
+        "before, soon after": "what all of them waited before the executor was killed, and within "
+        f"{SOON_S:.0f} s of it",
         "longest gap": "between two tokens of one of them",
         "device": f"{DEVICE.layer_time}, {DEVICE.pool_tokens} tokens of KV, {SETTINGS}",
     },

@@ -117,7 +117,7 @@ class Stack:
         self._log_dir = log_dir
         self._keepalive_s = keepalive_s
         self._further = further
-        self._settings = settings
+        self.settings = settings  # of processes that are started from now on
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.redis = RedisServer()
         self.services = (*self.SERVICES, *further)
@@ -172,7 +172,7 @@ class Stack:
         }
         if name in self._further:
             settings |= self._own(name)
-        settings |= self._settings
+        settings |= self.settings
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
         return (
             inherited
@@ -262,9 +262,9 @@ class Stack:
         """Ask a service to end; see `wait_exit`."""
         self._processes[name].terminate()
 
-    def engine_processes(self) -> list[psutil.Process]:
-        """Return the executor's EngineCore and its workers."""
-        return engine_processes_of(self._processes["executor"].pid)
+    def engine_processes(self, name: str = "executor") -> list[psutil.Process]:
+        """Return an executor's EngineCore and its workers."""
+        return engine_processes_of(self._processes[name].pid)
 
     @contextmanager
     def frozen(self, name: str) -> Iterator[None]:
