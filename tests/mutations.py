@@ -693,16 +693,23 @@ MUTATIONS = (
     Mutation(
         "no request is what executors are lost to",
         "services/gateway/live/failover/moves.py",
-        "live.num_counts = live.num_counts + count if count else 0.0",
-        "live.num_counts = 0.0",
+        "            live.losses.add(count, may_live(error, live.home or live.asked))\n",
+        "            pass\n",
         ("tests/integration/test_gateway_moves.py",),
     ),
     Mutation(
         "suspects are tried together",
         "services/gateway/live/failover/moves.py",
-        "tries={*self._tried_at(live, now_s)} if live.num_counts >= IS_SUSPECT else (),",
+        "tries={*self._tried_at(live, now_s)} if live.losses.total >= IS_SUSPECT else (),",
         "tries=(),",
         ("tests/integration/test_gateway_moves.py",),
+    ),
+    Mutation(
+        "what a link that was cut counts against a request is never taken back",
+        "services/gateway/live/failover/moves.py",
+        "                live.losses.found_alive(life)\n",
+        "                pass\n",
+        ("tests/integration/test_gateway_moves.py", "-k", "says_nothing"),
     ),
     Mutation(
         "what waits in a queue until executors are lost is never found",

@@ -18,7 +18,8 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2 as pb_gateway
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_gateway_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
-from services.gateway.live.failover import rules
+from lab.stack.link_proxy import LinkProxy
+from services.gateway.live.failover import moves, rules
 from services.gateway.live.failover.moves import _trial
 from services.kit.rpc import name_of_request
 from tests.fake_executor import MODEL, PROMPT_DIGEST, Script
@@ -598,6 +599,7 @@ async def test_a_request_that_executors_are_lost_to_fails_and_no_other(
     monkeypatch, at_prompt, num_lost
 ) -> None:
     monkeypatch.setattr(rules, "TRIAL_S", 0.3)
+    monkeypatch.setattr(rules, "MAX_TRIAL_S", 0.3)  # the innocents make no token meanwhile
     expected = await streams_undisturbed(21)
     machines = [Machine(number) for number in range(5)]
     for machine in machines:
@@ -678,8 +680,32 @@ async def test_one_that_executors_are_lost_to_after_a_time_in_the_queue_fails_an
     assert len(machines) - num_alive == 4  # each counts half
 
 
+async def test_a_link_that_is_cut_says_nothing_of_the_requests_on_it(monkeypatch) -> None:
+    monkeypatch.setattr(rules, "TRIAL_S", 600.0)
+    monkeypatch.setattr(moves, "BACK_S", 600.0)
+    expected = await streams_undisturbed(1)
+    machines = Machine(0), Machine(1)
+    for machine in machines:
+        machine.goes_on.clear()
+        await machine.start()
+    with LinkProxy(machines[0].address) as first, LinkProxy(machines[1].address) as second:
+        async with gateway_for(first, second) as client:
+            await until(lambda: all(machine.session for machine in machines))
+            streams = await streams_midway(client, 1)
+            for number in range(1, 5):
+                for link in (first, second):
+                    link.cut()
+                await until(lambda n=number: sum(len(one.resumed) for one in machines) == n)
+            for machine in machines:
+                machine.goes_on.set()
+            assert list(await asyncio.gather(*streams)) == expected
+    for machine in machines:
+        await machine.kill()
+
+
 async def test_requests_that_may_be_to_blame_are_tried_one_at_a_time(monkeypatch) -> None:
     monkeypatch.setattr(rules, "TRIAL_S", 1.0)
+    monkeypatch.setattr(rules, "MAX_TRIAL_S", 1.0)  # none of them makes a token meanwhile
     expected = await streams_undisturbed(4)
     first, second = Machine(0), Machine(1)
     first.goes_on.clear()

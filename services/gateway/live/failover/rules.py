@@ -12,7 +12,8 @@ from services.kit.errors import ServiceError
 
 TRIAL_TOKENS = 32
 TRIAL_S = 2.0  # from its first token there on
-MAX_TRIAL_S = 30.0  # without any: it waits for its turn, or for its reader
+BACK_S = 1.0  # from a loss on, in which a link that was cut is there again
+MAX_TRIAL_S = 10.0  # without any: it waits for its turn, or for its reader
 IS_SUSPECT = 1.0  # counts, from which a request is tried with no other such one beside it
 MAX_COUNTS = 2.0  # with which it is taken for the cause of the losses
 POISON = "executors were lost, or gave up on it, twice when they had just begun with the request"
@@ -85,6 +86,7 @@ class LostAnswer:
     home: Candidate | None  # the executor that had it; None: none had taken it
     lost_at: str  # address of the executor that was lost last
     num_counts: float = 0.0  # losses while it was on trial, by `Trial.count`
+    is_sure: bool = True  # no executor may soon be found alive whose loss counts
     waited_s: float = 0.0  # since its first loss without a token after it
     refusal: str = ""  # the newest one's words; empty: no executor has refused it
 
@@ -149,6 +151,8 @@ def decide(
 ) -> Verdict:
     """Say what to do with an answer, `candidates` being the executors that are connected."""
     if answer.num_counts >= MAX_COUNTS:
+        if not answer.is_sure:
+            return WAIT
         return Verdict(Step.GIVE_UP, why=POISON)
     reason = _why_it_stays(answer, limits)
     may_begin = answer.may_begin_again and (limits.timeout_s > 0 or not answer.num_tokens)
