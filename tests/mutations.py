@@ -716,7 +716,7 @@ MUTATIONS = (
         "services/gateway/live/failover/rules.py",
         "return 1.0 if self.since_taken_s < TRIAL_S else 0.5",
         "return 1.0 if self.since_taken_s < TRIAL_S else 0.0",
-        ("tests/integration/test_gateway_moves.py", "-k", "queue"),
+        ("tests/unit/gateway/live/test_failover.py",),
     ),
     Mutation(
         "tokens of two executors are spliced",
