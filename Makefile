@@ -119,7 +119,7 @@ test-client-programs: $(if $(PREPARED),,setup) $(NODE_STAMP) ## Claude Code, Cod
 test-executors: $(STACK_NEEDS) ## executors in processes of their own
 	$(PYTEST) $(JUNIT)/executors.xml tests/executors
 
-test-chaos: $(STACK_NEEDS) ## executors that die, hang, leave and are cut off at random, under many requests
+test-chaos: $(STACK_NEEDS) ## whatever dies, hangs, ends and is cut off at random, under many requests
 	$(PYTEST) $(JUNIT)/chaos.xml -s tests/chaos
 
 test-e2e: $(STACK_NEEDS) ## all processes, through the gateway

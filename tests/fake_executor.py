@@ -222,6 +222,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.num_watchers = 0
         self.session: Session | None = None  # newest
         self.port = free_port()
+        self.num_starts = 0
         self._server: aio.Server | None = None
         self._news = asyncio.Condition()
 
@@ -230,6 +231,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         return f"127.0.0.1:{self.port}"
 
     async def start(self) -> None:
+        self.num_starts += 1
         # It is no strike of the gateway's to ping, however long a test lasts.
         options = [
             ("grpc.so_reuseport", 0),
@@ -271,6 +273,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             fingerprint=self.fingerprint,
             numerics=self.numerics,
             dtype=self.dtype,
+            epoch=self.num_starts,
         )
 
     async def GetLoad(  # noqa: N802

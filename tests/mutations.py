@@ -707,16 +707,30 @@ MUTATIONS = (
     Mutation(
         "no request is what executors are lost to",
         "services/gateway/live/failover/moves.py",
-        "live.num_counts = live.num_counts + 1 if is_new else 0",
-        "live.num_counts = 0",
+        "            live.losses.add(count, may_live(error, live.home or live.asked))\n",
+        "            pass\n",
         ("tests/integration/test_gateway_moves.py",),
     ),
     Mutation(
         "suspects are tried together",
         "services/gateway/live/failover/moves.py",
-        "tries={*self._tried_at(live, now_s)} if live.num_counts else (),",
+        "tries={*self._tried_at(live, now_s)} if live.losses.total >= IS_SUSPECT else (),",
         "tries=(),",
         ("tests/integration/test_gateway_moves.py",),
+    ),
+    Mutation(
+        "what a link that was cut counts against a request is never taken back",
+        "services/gateway/live/failover/moves.py",
+        "                live.losses.found_alive(life)\n",
+        "                pass\n",
+        ("tests/integration/test_gateway_moves.py", "-k", "says_nothing"),
+    ),
+    Mutation(
+        "what waits in a queue until executors are lost is never found",
+        "services/gateway/live/failover/rules.py",
+        "return 1.0 if self.since_taken_s < TRIAL_S else 0.5",
+        "return 1.0 if self.since_taken_s < TRIAL_S else 0.0",
+        ("tests/unit/gateway/live/test_failover.py",),
     ),
     Mutation(
         "tokens of two executors are spliced",

@@ -1,7 +1,21 @@
-"""`python -m bench.failover [--out DIR]`: measure, write JSON, print Markdown."""
+"""`python -m bench.failover [NAME ...] [--out DIR]`: measure, write JSON, print Markdown.
+
+`python -m bench.failover campaign --requests N --faults N --seed S` is for hours: `--help` says
+more.
+"""
+
+import sys
 
 from bench.document import measure_named
-from bench.failover.deaths import BENCHMARK
+from bench.failover import campaign, deaths, rolling, survivors
+
+BENCHMARKS = (deaths.BENCHMARK, rolling.BENCHMARK, survivors.BENCHMARK)
 
 if __name__ == "__main__":
-    measure_named({BENCHMARK.name: lambda: BENCHMARK}, prefix="failover", description=__doc__)
+    if sys.argv[1:2] == ["campaign"]:
+        sys.exit(campaign.main(sys.argv[2:]))
+    measure_named(
+        {one.name: lambda one=one: one for one in BENCHMARKS},  # type: ignore[misc]
+        prefix="failover",
+        description=__doc__,
+    )

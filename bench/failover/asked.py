@@ -60,9 +60,15 @@ class Got:
     said: dict[str, str] = field(default_factory=lambda: defaultdict(str))  # joined, by place
     arrived_s: list[float] = field(default_factory=list)  # of each event that says something
     error: str = ""
+    is_taken: bool = False  # a gateway has begun to answer
+    is_broken_off: bool = False  # the connection has ended, and no gateway has said why
 
     def add(self, place: str, text: str) -> None:
         self.said[place] += text
+
+    def begins(self, whole: "Got") -> bool:
+        """Say whether all that is here is the beginning of an answer."""
+        return all(whole.said.get(place, "").startswith(text) for place, text in self.said.items())
 
     @property
     def longest_gap_s(self) -> float:
@@ -133,12 +139,17 @@ async def ask(edge: Edge, asked: Asked) -> Got:
     parts = _over_grpc(edge, asked) if not asked.path else _over_http(edge, asked)
     try:
         async for said in parts:
+            got.is_taken = True
             for place, text in said:
                 got.add(place, text)
             if said:
                 got.arrived_s.append(time.time())
     except (httpx.HTTPError, aio.AioRpcError, ValueError) as error:
         got.error = f"{type(error).__name__}: {error}"
+        got.is_broken_off = isinstance(error, httpx.TransportError) or (
+            isinstance(error, aio.AioRpcError)
+            and "error-reason" not in dict(error.trailing_metadata() or ())
+        )
     return got
 
 
@@ -159,6 +170,7 @@ async def _over_http(edge: Edge, asked: Asked) -> AsyncIterator[Said]:
     ):
         if answer.status_code != httpx.codes.OK:
             raise ValueError((await answer.aread()).decode())
+        yield []
         async for line in answer.aiter_lines():
             if line.startswith("data: {"):
                 yield _said(json.loads(line.removeprefix("data: ")))

@@ -11,6 +11,7 @@ from bench.failover.asked import MARK
 from bench.gateway.heavy_requests import Edge
 from bench.gateway.large_chats import is_ready
 from bench.gateway.processes import running, wait_until
+from lab.slow_device.emulated_device import LayerTime
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.link_proxy import LinkProxy
 from lab.stack.ports import free_port
@@ -23,17 +24,28 @@ LINK_STALL_S = 3.0
 class Site:
     """`num_executors` executors, one gateway. Executors can be started again after their death."""
 
-    def __init__(self, folder: Path, *, num_executors: int = 2, **settings: object) -> None:
-        """`settings`: of the executors, without their prefix."""
-        self._folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        num_executors: int = 2,
+        tracker: str = "",
+        layer_time: LayerTime | None = None,
+        **settings: object,
+    ) -> None:
+        """`tracker`: its address, if there is one. `layer_time`: of the executors, if they are on
+        an emulated device. `settings`: theirs, without their prefix.
+        """
+        self._folder, self._tracker = folder, tracker
         self.broken: AbstractContextManager[None] | None = None  # a link that is silent
         self.executors = [
             ExecutorProcess(
                 folder / f"executor-{number}.log",
+                layer_time=layer_time,
                 SERVED_MODEL_NAME=MODEL,
                 ID=f"executor-{number}",
                 TOOL_CALL_PARSER="hermes",
-                **{"DRAIN_TIMEOUT_S": 30, **settings},
+                **{"DRAIN_TIMEOUT_S": 30, "TRACKER": tracker, **settings},
             )
             for number in range(num_executors)
         ]
@@ -42,27 +54,32 @@ class Site:
         self.edge = Edge(f"http://127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}", MODEL)
 
     @contextmanager
-    def running(self) -> Iterator["Site"]:
+    def running(self, *, num_linked: int | None = None) -> Iterator["Site"]:
+        """Run everything. Only the first `num_linked` executors, by default all, are connected: the
+        links of the others are to be entered.
+        """
+        linked = self.links[:num_linked]
         settings = {
             "EVENFLOW_GATEWAY_HTTP_PORT": self.edge.url.rpartition(":")[2],
             "EVENFLOW_GATEWAY_GRPC_PORT": self.edge.grpc_address.rpartition(":")[2],
             "EVENFLOW_GATEWAY_EXECUTORS": ",".join(link.address for link in self.links),
             "EVENFLOW_GATEWAY_METRICS_PORT": 0,
-            "EVENFLOW_GATEWAY_TRACKER": "",
+            "EVENFLOW_GATEWAY_TRACKER": self._tracker,
             "EVENFLOW_GATEWAY_LINK_STALL_S": LINK_STALL_S,
             "EVENFLOW_GATEWAY_ENGINE_STALL_S": ENGINE_STALL_S,
         }
         with ExitStack() as stack:
-            for executor, link in zip(self.executors, self.links, strict=True):
+            for executor in self.executors:
                 executor.start()
                 stack.callback(executor.stop)
+            for link in linked:
                 stack.enter_context(link)
             log = stack.enter_context((self._folder / "gateway.log").open("w"))
             stack.enter_context(running("services.gateway", settings=settings, log=log))
             for executor in self.executors:
                 executor.wait_serving()
             wait_until(lambda: is_ready(self.edge.url), "the gateway is ready")
-            self.wait_connected(len(self.executors))
+            self.wait_connected(len(linked))
             yield self
 
     def wait_connected(self, num_executors: int, since: int = 0) -> None:

@@ -19,6 +19,8 @@ class LinkProxy:
         link.cut()  # both ends see a connection that is gone; the next one works
         with link.silent():  # nobody hears anything, and nothing closes
             ...
+        with link.slow(0.2):  # what is said takes so many seconds longer
+            ...
     """
 
     def __init__(self, target: str) -> None:
@@ -26,6 +28,7 @@ class LinkProxy:
         self.address = f"127.0.0.1:{free_port()}"
         self._loop = asyncio.new_event_loop()
         self._speaks = asyncio.Event()
+        self._delay_s = 0.0  # of each piece
         self._connections: set[asyncio.Task[None]] = set()
         self._listens = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -56,6 +59,15 @@ class LinkProxy:
             yield
         finally:
             self._loop.call_soon_threadsafe(self._speaks.set)
+
+    @contextmanager
+    def slow(self, delay_s: float) -> Iterator[None]:
+        """Pass each piece on so much later while the block runs; pieces keep their order."""
+        self._delay_s = delay_s
+        try:
+            yield
+        finally:
+            self._delay_s = 0.0
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -100,6 +112,8 @@ class LinkProxy:
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             while piece := await reader.read(MAX_PIECE_BYTES):
+                if self._delay_s:
+                    await asyncio.sleep(self._delay_s)
                 await self._speaks.wait()
                 writer.write(piece)
                 await writer.drain()

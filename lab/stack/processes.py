@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -83,6 +83,11 @@ def stopped(processes: list[psutil.Process]) -> Iterator[None]:
                 process.resume()
 
 
+def kind_of(name: str) -> str:
+    """Return which service a process is of."""
+    return name.partition("-")[0]
+
+
 def command_of(process: psutil.Process) -> str:
     """Return a process' command line; nothing if it has just ended."""
     try:
@@ -92,28 +97,50 @@ def command_of(process: psutil.Process) -> str:
 
 
 class Stack:
-    """Redis, tracker, planner, executor and gateway, each killable and restartable by name."""
+    """Redis, tracker, planner, executors and gateways, each killable and restartable by name."""
 
     SERVICES = ("tracker", "planner", "executor", "gateway")
     METRICS = ("tracker_metrics", "planner_metrics", "executor_metrics", "gateway_metrics")
 
-    def __init__(self, log_dir: Path, *, keepalive_s: float = KEEPALIVE_S) -> None:
-        """A peer that hangs is noticed within two `keepalive_s`."""
+    def __init__(
+        self,
+        log_dir: Path,
+        *,
+        keepalive_s: float = KEEPALIVE_S,
+        further: Sequence[str] = (),
+        **settings: object,
+    ) -> None:
+        """A peer that hangs is noticed within two `keepalive_s`. `further` are more executors and
+        gateways, such as `executor-2`; all gateways have all executors. `settings` are without
+        `EVENFLOW_`, and those of a service are all its processes'.
+        """
         self._log_dir = log_dir
         self._keepalive_s = keepalive_s
+        self._further = further
+        self.settings = settings  # of processes that are started from now on
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.redis = RedisServer()
-        self.ports = {name: free_port() for name in (*self.SERVICES, *self.METRICS, "http")}
-        self.base_url = f"http://127.0.0.1:{self.ports['http']}"
+        self.services = (*self.SERVICES, *further)
+        http = [name.replace("gateway", "http") for name in self._all("gateway")]
+        self.ports = {name: free_port() for name in (*self.services, *self.METRICS, *http)}
+        self.base_url = self.url("gateway")
+
+    def url(self, gateway: str) -> str:
+        """Return where a gateway is reached over HTTP."""
+        return f"http://127.0.0.1:{self.ports[gateway.replace('gateway', 'http')]}"
 
     def address(self, service: str) -> str:
         return f"127.0.0.1:{self.ports[service]}"
 
-    def _environment(self) -> dict[str, str]:
+    def _all(self, service: str) -> list[str]:
+        return [name for name in self.services if kind_of(name) == service]
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """Return the environment of one process."""
         settings = {
             "GATEWAY_HTTP_PORT": self.ports["http"],
             "GATEWAY_GRPC_PORT": self.ports["gateway"],
-            "GATEWAY_EXECUTORS": self.address("executor"),
+            "GATEWAY_EXECUTORS": ",".join(map(self.address, self._all("executor"))),
             "GATEWAY_TRACKER": self.address("tracker"),
             "EXECUTOR_GRPC_PORT": self.ports["executor"],
             "EXECUTOR_TRACKER": self.address("tracker"),
@@ -143,6 +170,9 @@ class Stack:
         settings |= {
             f"{name.upper()}_GRPC_KEEPALIVE_S": self._keepalive_s for name in self.SERVICES
         }
+        if name in self._further:
+            settings |= self._own(name)
+        settings |= self.settings
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
         return (
             inherited
@@ -150,6 +180,18 @@ class Stack:
             | {"PYTHONPATH": PYTHON_PATH}
             | {f"EVENFLOW_{name}": str(value) for name, value in settings.items()}
         )
+
+    def _own(self, name: str) -> dict[str, object]:
+        """Return what a further process does not have in common with the first of its service."""
+        service = kind_of(name).upper()
+        own: dict[str, object] = {
+            f"{service}_ID": name,
+            f"{service}_GRPC_PORT": self.ports[name],
+            f"{service}_METRICS_PORT": 0,
+        }
+        if service == "GATEWAY":
+            own["GATEWAY_HTTP_PORT"] = self.url(name).rpartition(":")[2]
+        return own
 
     def start(self, *services: str) -> None:
         """Start the named services and wait until each says SERVING."""
@@ -162,9 +204,9 @@ class Stack:
         for name in services:
             log = (self._log_dir / f"{name}.log").open("ab")
             self._processes[name] = subprocess.Popen(
-                [sys.executable, "-m", MODULES.get(name, f"services.{name}")],
+                [sys.executable, "-m", MODULES.get(kind_of(name), f"services.{kind_of(name)}")],
                 cwd=ROOT,
-                env=self._environment(),
+                env=self._environment(name),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -173,7 +215,9 @@ class Stack:
 
     def start_all(self) -> None:
         self.redis.start()
-        self.start(*self.SERVICES)
+        self.launch(*self.services)
+        for name in self.services:
+            self.wait_serving(name)
         self.wait_ready()
 
     def wait_serving(self, name: str) -> None:
@@ -218,9 +262,9 @@ class Stack:
         """Ask a service to end; see `wait_exit`."""
         self._processes[name].terminate()
 
-    def engine_processes(self) -> list[psutil.Process]:
-        """Return the executor's EngineCore and its workers."""
-        return engine_processes_of(self._processes["executor"].pid)
+    def engine_processes(self, name: str = "executor") -> list[psutil.Process]:
+        """Return an executor's EngineCore and its workers."""
+        return engine_processes_of(self._processes[name].pid)
 
     @contextmanager
     def frozen(self, name: str) -> Iterator[None]:

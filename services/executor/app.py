@@ -40,7 +40,8 @@ async def serve(settings: ExecutorSettings) -> int:
     server = ServiceServer(
         f"{settings.host}:{settings.grpc_port}", [SERVICE_NAME], transport=settings.transport
     )
-    tracker = _make_tracker(settings)
+    epoch = clock.process_epoch()
+    tracker = _make_tracker(settings, epoch)
     tracing = Tracing("evenflow-executor", settings.otlp_traces_endpoint)
     front = Front(
         model_id=settings.model_id,
@@ -49,7 +50,7 @@ async def serve(settings: ExecutorSettings) -> int:
         progress=tracker,
         tracing=tracing,
     )
-    servicer = ExecutorServicer(front, executor_id=settings.id)
+    servicer = ExecutorServicer(front, executor_id=settings.id, epoch=epoch)
     pb_grpc.add_ExecutorServiceServicer_to_server(servicer, server.grpc)
     metrics_port = metrics.start_endpoint(settings.host, settings.metrics_port)
     logger.info("metrics_started", port=metrics_port)
@@ -75,13 +76,13 @@ async def serve(settings: ExecutorSettings) -> int:
     return ENGINE_DIED_EXIT_CODE if engine.died.is_set() else 0
 
 
-def _make_tracker(settings: ExecutorSettings) -> TrackerClient | None:
+def _make_tracker(settings: ExecutorSettings, epoch: int) -> TrackerClient | None:
     if not settings.tracker:
         return None
     return TrackerClient(
         make_channel(settings.tracker, transport=settings.transport),
         executor_id=settings.id,
-        epoch=clock.process_epoch(),
+        epoch=epoch,
     )
 
 

@@ -229,11 +229,14 @@ def tokenization_to_proto(tokenization: Tokenization) -> pb.TokenizeResponse:
     return write(tokenization, pb.TokenizeResponse)
 
 
-def model_info_to_proto(info: ModelInfo, *, executor_id: str) -> pb.GetModelInfoResponse:
+def model_info_to_proto(
+    info: ModelInfo, *, executor_id: str, epoch: int = 0
+) -> pb.GetModelInfoResponse:
     return write(
         info,
         pb.GetModelInfoResponse,
         executor_id=executor_id,
+        epoch=epoch,
         default_sampling=sampling_to_proto(info.default_sampling),
     )
 

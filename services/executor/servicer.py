@@ -15,9 +15,11 @@ from services.kit.rpc import Context
 
 
 class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
-    def __init__(self, front: Front, *, executor_id: str) -> None:
+    def __init__(self, front: Front, *, executor_id: str, epoch: int) -> None:
+        """`epoch`: number of this start, greater for later ones."""
         self._front = front
         self._executor_id = executor_id
+        self._epoch = epoch
 
     async def Stream(
         self, request_iterator: AsyncIterator[pb.StreamRequest], context: Context
@@ -41,7 +43,7 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
         self, request: pb.GetModelInfoRequest, context: Context
     ) -> pb.GetModelInfoResponse:
         info = self._front.engine.model_info(self._front.model_id)
-        return convert.model_info_to_proto(info, executor_id=self._executor_id)
+        return convert.model_info_to_proto(info, executor_id=self._executor_id, epoch=self._epoch)
 
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         return convert.load_to_proto(

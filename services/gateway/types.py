@@ -167,6 +167,7 @@ class ServedModel:
     dtype: str = ""  # of weights and activations; empty: not known
     is_batch_invariant: bool = False  # no token depends on what else is in a step
     makes_drafts: bool = False  # on which draws with a seed depend
+    epoch: int = 0  # number of its executor's start, greater for later ones; 0: not known
 
     def each(self) -> list["ServedModel"]:
         """Return it and its adapters, which are models of their own to clients."""

@@ -1,12 +1,18 @@
-"""Real executors that die, hang, leave and are cut off, one after the other, under mixed requests.
+"""Real executors that die, hang, leave and are cut off, one after the other, under mixed requests;
+and at the same time the planner, the tracker or Redis.
 
 Every answer is what an undisturbed run gave. The seed of the faults' order is printed;
 `EVENFLOW_CHAOS_SEED` sets it, `EVENFLOW_CHAOS_ROUNDS` how many loads there are.
 """
 
 import asyncio
+import itertools
 import os
 import random
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,6 +20,7 @@ import pytest
 from bench.failover.asked import Got, ask_all, load
 from bench.failover.deaths import CASES, mend
 from bench.failover.site import Site
+from lab.stack.processes import Stack
 
 pytestmark = pytest.mark.timeout(3_600)
 
@@ -21,35 +28,78 @@ NUM_ROUNDS = int(os.environ.get("EVENFLOW_CHAOS_ROUNDS", "5"))
 SEED = int(os.environ.get("EVENFLOW_CHAOS_SEED", "0"))
 NUM_TOKENS = 120  # of an answer
 MIN_MOVES = 10  # over all rounds: a load may have been answered before its fault
+BESIDE = tuple(itertools.product(("planner", "tracker", "redis"), ("kill", "end", "stop")))
+AWAY_S = 2.0
+
+
+@contextmanager
+def nobody_needed(folder: Path) -> Iterator[Stack]:
+    """Run a planner, a tracker and Redis."""
+    stack = Stack(folder)
+    try:
+        stack.redis.start()
+        stack.start("planner", "tracker")
+        yield stack
+    finally:
+        stack.stop()
+
+
+def strike(stack: Stack, name: str, how: str) -> None:
+    """Have one of them die, end, or hang for a while."""
+    if how == "stop":
+        with stack.frozen(name):
+            time.sleep(AWAY_S)
+    elif name == "redis":
+        stack.redis.kill() if how == "kill" else stack.redis.stop()
+        time.sleep(AWAY_S)
+        stack.redis.start()
+    else:
+        stack.kill(name, signal.SIGKILL if how == "kill" else signal.SIGTERM)
+        time.sleep(AWAY_S)
+        stack.start(name)
 
 
 def test_answers_are_what_they_would_have_been(tmp_path: Path) -> None:
     rng = random.Random(SEED)
     faults = [name for _ in range(NUM_ROUNDS) for name in rng.sample(list(CASES), len(CASES))]
-    site = Site(tmp_path, DRAIN_TIMEOUT_S=600)
-    with site.running():
-        requests = load(site.edge.model, num_tokens=NUM_TOKENS)
-        asyncio.run(ask_all(site.edge, requests))  # forms are compiled
-        expected = asyncio.run(ask_all(site.edge, requests))
-        assert_answered(expected)
-        for name in faults[:NUM_ROUNDS]:
-            number = rng.randrange(len(site.executors))
-            print(f"seed {SEED}: {name}, executor {number}")
+    beside = [one for _ in range(NUM_ROUNDS) for one in rng.sample(BESIDE, len(BESIDE))]
+    with nobody_needed(tmp_path) as stack:
+        site = Site(
+            tmp_path,
+            tracker=stack.address("tracker"),
+            PLANNER_ADDRESS=stack.address("planner"),
+            LAYERWISE_KV="true",  # so that the planner is asked
+            KV_HOST_MEMORY_BYTES=64 << 20,
+            DRAIN_TIMEOUT_S=600,
+        )
+        with site.running():
+            requests = load(site.edge.model, num_tokens=NUM_TOKENS)
+            asyncio.run(ask_all(site.edge, requests))  # forms are compiled
+            expected = asyncio.run(ask_all(site.edge, requests))
+            assert_answered(expected)
+            for name, other in zip(faults[:NUM_ROUNDS], beside, strict=False):
+                number = rng.randrange(len(site.executors))
+                print(f"seed {SEED}: {name}, executor {number}; {' '.join(other)}")
 
-            async def disturbed(name: str = name, number: int = number) -> dict[str, Got]:
-                answering = asyncio.ensure_future(ask_all(site.edge, requests))
-                await asyncio.sleep(rng.uniform(0.5, 4.0))
-                await asyncio.to_thread(CASES[name], site, number)
-                return await answering
+                async def disturbed(
+                    name: str = name, number: int = number, other: tuple[str, str] = other
+                ) -> dict[str, Got]:
+                    answering = asyncio.ensure_future(ask_all(site.edge, requests))
+                    await asyncio.sleep(rng.uniform(0.5, 4.0))
+                    await asyncio.gather(
+                        asyncio.to_thread(CASES[name], site, number),
+                        asyncio.to_thread(strike, stack, *other),
+                    )
+                    return await answering
 
-            answers = asyncio.run(disturbed())
-            assert_answered(answers)
-            assert {one: got.said for one, got in answers.items()} == {
-                one: got.said for one, got in expected.items()
-            }
-            mend(site, name, number)
-        assert len(site.told("request_moved")) >= MIN_MOVES
-        assert site.told("request_not_moved") == []
+                answers = asyncio.run(disturbed())
+                assert_answered(answers)
+                assert {one: got.said for one, got in answers.items()} == {
+                    one: got.said for one, got in expected.items()
+                }
+                mend(site, name, number)
+            assert len(site.told("request_moved")) >= MIN_MOVES
+            assert site.told("request_not_moved") == []
 
 
 def assert_answered(answers: dict[str, Got]) -> None:

@@ -4,6 +4,7 @@ The machines' k-th token is a function of prompt, seed and k (`tests/machine.py`
 """
 
 import asyncio
+import functools
 import json
 import re
 import sys
@@ -17,7 +18,9 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2 as pb_gateway
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_gateway_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
-from services.gateway.live.failover import rules
+from lab.stack.link_proxy import LinkProxy
+from services.gateway.live.failover import moves, rules
+from services.gateway.live.failover.moves import _trial
 from services.kit.rpc import name_of_request
 from tests.fake_executor import MODEL, PROMPT_DIGEST, Script
 from tests.gateways import Client, chat_body, gateway_for, stream_body, until
@@ -596,6 +599,7 @@ async def test_a_request_that_executors_are_lost_to_fails_and_no_other(
     monkeypatch, at_prompt, num_lost
 ) -> None:
     monkeypatch.setattr(rules, "TRIAL_S", 0.3)
+    monkeypatch.setattr(rules, "MAX_TRIAL_S", 0.3)  # the innocents make no token meanwhile
     expected = await streams_undisturbed(21)
     machines = [Machine(number) for number in range(5)]
     for machine in machines:
@@ -618,8 +622,90 @@ async def test_a_request_that_executors_are_lost_to_fails_and_no_other(
         assert error_in(poison.text)["code"] == "generation_failed"
 
 
+class DeadlyAtLast(asyncio.Event):
+    """A gate at which its machine dies when the request has waited for longer than a trial lasts,
+    and all others have proved well there.
+    """
+
+    def __init__(self, machine: Machine, client: Client, poison: str) -> None:
+        super().__init__()
+        self._machine, self._client, self._poison = machine, client, poison
+
+    async def wait(self) -> bool:
+        await until(self._is_time)
+        self._machine.dying = asyncio.create_task(self._machine.kill())
+        return await super().wait()
+
+    def _is_time(self) -> bool:
+        """Say whether the request waits, and nobody else may be what the machine is lost to."""
+        moves, live = self._client.gateway.dispatcher.moves, self._client.gateway.dispatcher._live
+        counts = {
+            request_id: _trial(one, moves._clock()).count
+            for request_id, one in live.items()
+            if not one.generation.is_over
+        }
+        is_placed = not moves._lost and all(one.home is not None for one in live.values())
+        others = [n for request_id, n in counts.items() if self._poison not in request_id]
+        return is_placed and 0.5 in counts.values() and not any(others)
+
+
+async def test_one_that_executors_are_lost_to_after_a_time_in_the_queue_fails_and_no_other(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(rules, "TRIAL_S", 0.3)
+    long = {"max_tokens": 400}
+    async with running(Machine()) as client:
+        streams = [ask_for_stream(client, f"r{k}", seed=k, **long) for k in range(21)]
+        expected = list(await asyncio.gather(*streams))
+    machines = [Machine(number) for number in range(6)]
+    async with running(*machines) as client:
+
+        def script_of(machine: Machine, submit: pb.Submit) -> Script:
+            script = machine._script_for(submit)
+            if submit.chat.messages[-1].content == "poison":
+                script.generating = DeadlyAtLast(machine, client, "poison")
+            return script
+
+        for machine in machines:
+            machine.interval_s = 0.01
+            machine.script_for = functools.partial(script_of, machine)
+        streams = [ask_for_stream(client, f"r{k}", seed=k, **long) for k in range(21)]
+        turns = [{"role": "user", "content": "poison"}]
+        headers = {"x-request-id": "poison"}
+        poison = await client.http.post(CHAT, json=chat_body(messages=turns), headers=headers)
+        assert list(await asyncio.gather(*streams)) == expected
+        num_alive = sum(machine._server is not None for machine in machines)
+
+    assert (poison.status_code, poison.json()["error"]["code"]) == (500, "generation_failed")
+    assert len(machines) - num_alive == 4  # each counts half
+
+
+async def test_a_link_that_is_cut_says_nothing_of_the_requests_on_it(monkeypatch) -> None:
+    monkeypatch.setattr(rules, "TRIAL_S", 600.0)
+    monkeypatch.setattr(moves, "BACK_S", 600.0)
+    expected = await streams_undisturbed(1)
+    machines = Machine(0), Machine(1)
+    for machine in machines:
+        machine.goes_on.clear()
+        await machine.start()
+    with LinkProxy(machines[0].address) as first, LinkProxy(machines[1].address) as second:
+        async with gateway_for(first, second) as client:
+            await until(lambda: all(machine.session for machine in machines))
+            streams = await streams_midway(client, 1)
+            for number in range(1, 5):
+                for link in (first, second):
+                    link.cut()
+                await until(lambda n=number: sum(len(one.resumed) for one in machines) == n)
+            for machine in machines:
+                machine.goes_on.set()
+            assert list(await asyncio.gather(*streams)) == expected
+    for machine in machines:
+        await machine.kill()
+
+
 async def test_requests_that_may_be_to_blame_are_tried_one_at_a_time(monkeypatch) -> None:
     monkeypatch.setattr(rules, "TRIAL_S", 1.0)
+    monkeypatch.setattr(rules, "MAX_TRIAL_S", 1.0)  # none of them makes a token meanwhile
     expected = await streams_undisturbed(4)
     first, second = Machine(0), Machine(1)
     first.goes_on.clear()

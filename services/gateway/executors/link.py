@@ -344,6 +344,7 @@ def _candidate(address: str, info: ServedModel) -> Candidate:
         numerics=info.numerics,
         is_repeatable=info.is_batch_invariant or info.dtype == REPEATABLE_DTYPE,
         makes_drafts=info.makes_drafts,
+        epoch=info.epoch,
     )
 
 

@@ -24,6 +24,7 @@ class Candidate:
     numerics: str = ""  # of what rounds
     is_repeatable: bool = False  # with equal numerics tokens do not depend on what is beside them
     makes_drafts: bool = False  # on which draws with a seed depend
+    epoch: int = 0  # number of its start, greater for later ones; 0: not known
 
 
 def choose_executor(

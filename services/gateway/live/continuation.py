@@ -26,6 +26,7 @@ class Continuation:
         self.prompt_digest = 0
         self.moves = 0
         self.continued = Continued.IDENTICAL
+        self.begun_s: float | None = None  # when the first token of its present executor came
         self.gap_since_s: float | None = None  # since when it has no executor, until tokens come
 
     @property
@@ -33,8 +34,10 @@ class Continuation:
         """Say whether all ids are here."""
         return len(self._ids) == self._num_tokens
 
-    def add(self, tokens: Sequence[Token]) -> None:
+    def add(self, tokens: Sequence[Token], generated_s: float) -> None:
         """Take in the next tokens."""
+        if self.begun_s is None:
+            self.begun_s = generated_s
         is_complete = self.is_complete
         self._num_tokens += len(tokens)
         if self._num_tokens > self._max_kept_tokens:

@@ -104,7 +104,7 @@ class Generation:
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         num_tokens = len(tokens)
         self._num_generated += num_tokens
-        self.continuation.add(tokens)
+        self.continuation.add(tokens, generated_s)
         if self.continuation.gap_since_s is not None:
             tokens = self.continuation.end_gap(tokens, generated_s, self.runs_dry_s)
         num_held = self._paced.push(tokens, generated_s)

@@ -1,13 +1,14 @@
 """Where a live request is, and what gateway, executor and tracker say to each other of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from services.gateway import convert, metrics
 from services.gateway.executors.link import Asked, ExecutorLink
 from services.gateway.executors.routing import Candidate
 from services.gateway.live.generation import Generation
+from services.gateway.live.losses import Losses
 from services.gateway.live.reports import DeliveryReports
 from services.gateway.live.request_trace import RequestTrace
 from services.gateway.types import RequestId
@@ -75,7 +76,7 @@ class LiveRequest:
     home: Candidate | None = None  # the executor that took it last; None: none has
     started_s: float = 0.0  # when it did
     num_at_start: int = 0  # tokens that there were then
-    num_counts: int = 0  # losses of executors that it was new at
+    losses: Losses = field(default_factory=Losses)  # losses of executors that it was new at
     is_called_off: bool = False  # it was aborted where it is, to go on elsewhere
 
 

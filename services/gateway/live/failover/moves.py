@@ -19,18 +19,21 @@ from services.gateway.errors import (
 )
 from services.gateway.executors.routing import Candidate
 from services.gateway.live.failover.rules import (
+    BACK_S,
+    IS_SUSPECT,
     MAX_COUNTS,
     Closed,
     FailoverLimits,
     LostAnswer,
     MoveCause,
     Step,
+    Trial,
     Verdict,
     cause_of_move,
     decide,
     how_continued,
-    is_on_trial,
 )
+from services.gateway.live.losses import life_of, may_live
 from services.gateway.live.route import LiveRequest, Route, Routes
 from services.gateway.types import Continued, Delivery, RequestId
 from services.kit.clock import Clock
@@ -52,6 +55,7 @@ class _Loss:
 
     error: ServiceError
     since_s: float
+    lost_s: float  # >= since_s: the newest of several losses without a token between them
     lost_at: str
     asked_at: str = ""  # the executor that is to take it; empty: none is asked
     asked_s: float = 0.0
@@ -95,6 +99,7 @@ class Moves:
                     await self._news.wait()
             self._news.clear()
             try:
+                self._acquit()
                 self._call_off()
                 self._look()
             except Exception:
@@ -107,6 +112,7 @@ class Moves:
             return  # it is gone, or was cancelled before anything of it was done
         before, live.home = live.home, live.asked
         live.started_s, live.num_at_start = self._clock(), live.generation.num_generated
+        live.generation.continuation.begun_s = None
         live.is_called_off = False
         self._routes.register(route, live.generation)
         loss = self._lost.pop(RequestId(route.ref.request_id), None)
@@ -138,7 +144,12 @@ class Moves:
         if continuation.gap_since_s is None:
             continuation.gap_since_s = now_s
         assert live.route is not None
-        loss = _Loss(error=error, since_s=continuation.gap_since_s, lost_at=live.route.link.address)
+        loss = _Loss(
+            error=error,
+            since_s=continuation.gap_since_s,
+            lost_s=now_s,
+            lost_at=live.route.link.address,
+        )
         loss.not_before_s[loss.lost_at] = now_s + RETRY_S
         self._lost[live.generation.request.request_id] = loss
         return self._ending(live, loss)
@@ -149,12 +160,12 @@ class Moves:
         """
         if isinstance(error, LeavingError):
             return
-        is_over = not isinstance(error, EngineStalledError)
-        is_new = live.home is None or is_on_trial(
-            num_tokens=live.generation.num_generated - live.num_at_start,
-            since_s=now_s - live.started_s if is_over else 0.0,
-        )
-        live.num_counts = live.num_counts + 1 if is_new else 0
+        at_s = live.started_s if isinstance(error, EngineStalledError) else now_s
+        count = 1.0 if live.home is None else _trial(live, at_s).count
+        if count:
+            live.losses.add(count, may_live(error, live.home or live.asked))
+        else:
+            live.losses.clear()
 
     def _refused(self, live: LiveRequest, loss: _Loss, error: ServiceError) -> ServiceError | None:
         """Take in that an executor that was asked has not taken a request. Returns as `take`."""
@@ -164,7 +175,8 @@ class Moves:
                 return self._end(live, loss, error)
             case LinkBrokenError() | EngineFailedError():
                 loss.error, loss.lost_at = error, address
-                live.num_counts += 1
+                loss.lost_s = self._clock()
+                live.losses.add(1.0, may_live(error, live.asked))
             case CannotResumeError():
                 loss.never.add(address)
                 loss.refusal = str(error)
@@ -224,6 +236,14 @@ class Moves:
         if final is not None:
             live.generation.fail(final)
 
+    def _acquit(self) -> None:
+        """Take back what counts against requests for executors that are found alive."""
+        unsure = [live for live in self._live.values() if not live.losses.is_sure]
+        lives = [life_of(one) for one in self._routes.candidates()] if unsure else []
+        for life in filter(None, lives):
+            for live in unsure:
+                live.losses.found_alive(life)
+
     def _call_off(self) -> None:
         """Abort requests at executors that are leaving: those ends say how many tokens there are,
         with which they go on elsewhere.
@@ -241,7 +261,8 @@ class Moves:
                 continue
             if num_free <= 0:
                 return
-            loss = _Loss(error=LeavingError(), since_s=self._clock(), lost_at=route.link.address)
+            now_s, address = self._clock(), route.link.address
+            loss = _Loss(error=LeavingError(), since_s=now_s, lost_s=now_s, lost_at=address)
             if self._verdict(live, loss).to is not None:
                 live.is_called_off = True
                 num_free -= 1
@@ -258,7 +279,8 @@ class Moves:
             max_tokens=generation.continuation.max_tokens,
             home=live.home,
             lost_at=loss.lost_at,
-            num_counts=live.num_counts,
+            num_counts=live.losses.total,
+            is_sure=live.losses.is_sure or now_s - loss.lost_s >= BACK_S,
             waited_s=now_s - loss.since_s,
             refusal=loss.refusal,
         )
@@ -269,23 +291,20 @@ class Moves:
             closed=Closed(
                 never=loss.never,
                 not_now={address for address, at_s in loss.not_before_s.items() if now_s < at_s},
-                tries={*self._tried_at(live, now_s)} if live.num_counts else (),
+                tries={*self._tried_at(live, now_s)} if live.losses.total >= IS_SUSPECT else (),
             ),
         )
 
     def _tried_at(self, live: LiveRequest, now_s: float) -> Iterator[str]:
         """Yield the executors at which another request that may have killed one is on trial."""
         for request_id, other in self._live.items():
-            if other is live or not other.num_counts or other.generation.is_over:
+            if other is live or other.losses.total < IS_SUSPECT or other.generation.is_over:
                 continue
             loss = self._lost.get(request_id)
             if loss is not None:
                 if loss.asked_at:
                     yield loss.asked_at
-            elif other.home is not None and is_on_trial(
-                num_tokens=other.generation.num_generated - other.num_at_start,
-                since_s=now_s - other.started_s,
-            ):
+            elif other.home is not None and _trial(other, now_s).is_on:
                 yield other.home.address
 
     @property
@@ -301,7 +320,7 @@ class Moves:
 
     def _given_up(self, live: LiveRequest, loss: _Loss, verdict: Verdict) -> ServiceError:
         """Return what ends a request, and why it could not go on."""
-        if live.num_counts >= MAX_COUNTS:
+        if live.losses.total >= MAX_COUNTS:
             return self._end(live, loss, GenerationFailedError(verdict.why))
         error = type(loss.error)(f"{loss.error}; it could not go on elsewhere: {verdict.why}")
         return self._end(live, loss, error)
@@ -339,3 +358,12 @@ class Moves:
         }
         log.info("request_moved", request_id=generation.request.request_id, **told)
         live.trace.moved(told)
+
+
+def _trial(live: LiveRequest, now_s: float) -> Trial:
+    begun_s = live.generation.continuation.begun_s
+    return Trial(
+        num_tokens=live.generation.num_generated - live.num_at_start,
+        since_taken_s=now_s - live.started_s,
+        since_token_s=0.0 if begun_s is None else now_s - begun_s,
+    )

@@ -11,8 +11,11 @@ from services.generation.sampling_params import SamplingParams
 from services.kit.errors import ServiceError
 
 TRIAL_TOKENS = 32
-TRIAL_S = 2.0
-MAX_COUNTS = 2  # losses while on trial, with which a request is taken for their cause
+TRIAL_S = 2.0  # from its first token there on
+BACK_S = 1.0  # from a loss on, in which a link that was cut is there again
+MAX_TRIAL_S = 10.0  # without any: it waits for its turn, or for its reader
+IS_SUSPECT = 1.0  # counts, from which a request is tried with no other such one beside it
+MAX_COUNTS = 2.0  # with which it is taken for the cause of the losses
 POISON = "executors were lost, or gave up on it, twice when they had just begun with the request"
 
 
@@ -44,6 +47,33 @@ class FailoverLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """How a request does at its executor, which may be lost to it."""
+
+    num_tokens: int  # that it had there
+    since_taken_s: float  # since the executor took it
+    since_token_s: float  # since the first of the tokens; 0 without one
+
+    @property
+    def count(self) -> float:
+        """Return what the loss of the executor counts against the request; 0: it has proved well.
+
+        One without a token for long may have waited for its turn as well as have been what ran: it
+        counts half, so that no single loss sets all of a queue apart.
+        """
+        if self.num_tokens >= TRIAL_TOKENS:
+            return 0.0
+        if self.num_tokens:
+            return 1.0 if self.since_token_s < TRIAL_S else 0.0
+        return 1.0 if self.since_taken_s < TRIAL_S else 0.5
+
+    @property
+    def is_on(self) -> bool:
+        """Say whether no other suspect is to be beside the request."""
+        return self.count > 0 and (self.num_tokens > 0 or self.since_taken_s < MAX_TRIAL_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LostAnswer:
     """An answer without an executor."""
 
@@ -55,7 +85,8 @@ class LostAnswer:
     max_tokens: int  # of the whole answer; 0: not known
     home: Candidate | None  # the executor that had it; None: none had taken it
     lost_at: str  # address of the executor that was lost last
-    num_counts: int = 0  # losses while it was on trial
+    num_counts: float = 0.0  # losses while it was on trial, by `Trial.count`
+    is_sure: bool = True  # no executor may soon be found alive whose loss counts
     waited_s: float = 0.0  # since its first loss without a token after it
     refusal: str = ""  # the newest one's words; empty: no executor has refused it
 
@@ -111,13 +142,6 @@ def how_continued(before: Candidate, after: Candidate, sampling: SamplingParams)
     return Continued.IDENTICAL if is_alike and is_repeatable else Continued.VALID
 
 
-def is_on_trial(*, num_tokens: int, since_s: float) -> bool:
-    """Say whether a request may be what its executor is lost to, having made so many tokens there
-    in so many seconds.
-    """
-    return num_tokens < TRIAL_TOKENS and since_s < TRIAL_S
-
-
 def decide(
     answer: LostAnswer,
     candidates: Sequence[Candidate],
@@ -127,6 +151,8 @@ def decide(
 ) -> Verdict:
     """Say what to do with an answer, `candidates` being the executors that are connected."""
     if answer.num_counts >= MAX_COUNTS:
+        if not answer.is_sure:
+            return WAIT
         return Verdict(Step.GIVE_UP, why=POISON)
     reason = _why_it_stays(answer, limits)
     may_begin = answer.may_begin_again and (limits.timeout_s > 0 or not answer.num_tokens)

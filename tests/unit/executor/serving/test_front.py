@@ -783,7 +783,7 @@ async def test_a_front_tokenises_for_its_model_alone(front: Front) -> None:
 async def test_tokens_become_text_in_the_turn_of_their_client(
     front: Front, engine: FakeEngine
 ) -> None:
-    servicer = ExecutorServicer(front, executor_id="e")
+    servicer = ExecutorServicer(front, executor_id="e", epoch=1)
     request = pb.DetokenizeRequest(model="m", ids=[104], fair_key="alice")
 
     assert (await servicer.Detokenize(request, None)).text == "h"

@@ -22,8 +22,8 @@ def test_an_answer_is_handed_over_with_all_its_tokens() -> None:
     continuation = Continuation(max_kept_tokens=3)
     continuation.max_tokens, continuation.prompt_digest = 9, 1 << 63
     assert resume_of(continuation) is None
-    continuation.add(make_tokens([7, 5]))
-    continuation.add(make_tokens([7]))
+    continuation.add(make_tokens([7, 5]), 0.0)
+    continuation.add(make_tokens([7]), 0.0)
 
     resume = resume_of(continuation)
 
@@ -37,21 +37,21 @@ def test_an_answer_is_handed_over_with_all_its_tokens() -> None:
 
 def test_above_the_bound_no_ids_are_kept() -> None:
     continuation = Continuation(max_kept_tokens=3)
-    continuation.add(make_tokens([1, 2, 3]))
+    continuation.add(make_tokens([1, 2, 3]), 0.0)
     assert continuation.is_complete
-    continuation.add(make_tokens([4]))
+    continuation.add(make_tokens([4]), 0.0)
     assert not continuation.is_complete
-    continuation.add(make_tokens([5]))
+    continuation.add(make_tokens([5]), 0.0)
     assert not continuation.is_complete
     assert len(continuation._ids) == 0
 
 
 def test_an_answer_that_begins_again_has_nothing() -> None:
     continuation = Continuation(max_kept_tokens=3)
-    continuation.add(make_tokens([1, 2, 3, 4]))
+    continuation.add(make_tokens([1, 2, 3, 4]), 0.0)
     continuation.forget()
     assert resume_of(continuation) is None
-    continuation.add(make_tokens([8]))
+    continuation.add(make_tokens([8]), 0.0)
     assert continuation.is_complete
     resume = resume_of(continuation)
     assert resume is not None

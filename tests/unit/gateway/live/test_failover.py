@@ -4,6 +4,7 @@ import pytest
 
 from services.gateway.errors import (
     EngineFailedError,
+    EngineStalledError,
     LeavingError,
     LinkBrokenError,
     LinkStalledError,
@@ -15,12 +16,13 @@ from services.gateway.live.failover.rules import (
     LostAnswer,
     MoveCause,
     Step,
+    Trial,
     Verdict,
     cause_of_move,
     decide,
     how_continued,
-    is_on_trial,
 )
+from services.gateway.live.losses import Losses, life_of, may_live
 from services.gateway.types import Continued
 from services.generation.sampling_params import SamplingParams
 
@@ -113,6 +115,37 @@ def test_what_can_go_on_nowhere_is_given_up_at_once(overrides, why) -> None:
     assert verdict.why.startswith(why)
 
 
+def test_nothing_is_blamed_while_an_executor_may_be_found_alive() -> None:
+    assert step_of(make_answer(num_counts=2.0, is_sure=False), OTHER) is Step.WAIT
+    assert step_of(make_answer(num_counts=2.0), OTHER) is Step.GIVE_UP
+
+
+@pytest.mark.parametrize(
+    ("error", "is_alive"),
+    [
+        (LinkBrokenError(), True),
+        (LinkStalledError(), True),
+        (EngineStalledError(), False),
+        (EngineFailedError(), False),
+    ],
+)
+def test_an_executor_whose_link_was_lost_may_be_found_alive(error, is_alive) -> None:
+    home, again = make_candidate("home", epoch=7), make_candidate("home", epoch=8)
+    losses = Losses()
+    losses.add(1.0, may_live(error, home))
+    assert losses.total == 1.0
+    for other in (again, make_candidate("other", epoch=7)):
+        losses.found_alive(life_of(other))
+    assert losses.total == 1.0
+    losses.found_alive(life_of(home))
+    assert losses.total == (0.0 if is_alive else 1.0)
+
+
+def test_an_executor_that_does_not_say_which_start_it_is_of_is_never_found_alive() -> None:
+    assert may_live(LinkBrokenError(), HOME) is None
+    assert may_live(LinkBrokenError(), None) is None
+
+
 def test_one_loss_on_trial_is_forgiven() -> None:
     assert step_of(make_answer(num_counts=1), OTHER) is Step.CONTINUE
 
@@ -184,11 +217,24 @@ def test_a_seed_says_not_what_is_drawn_where_drafts_are_made() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "since_s", "is_tried"),
-    [(0, 0.0, True), (31, 1.9, True), (32, 0.0, False), (0, 2.0, False)],
+    ("num_tokens", "since_taken_s", "since_token_s", "count", "is_on"),
+    [
+        (0, 0.0, 0.0, 1.0, True),
+        (0, 1.9, 0.0, 1.0, True),
+        (0, 2.0, 0.0, 0.5, True),  # it may have waited in the queue all the time
+        (0, 9.9, 0.0, 0.5, True),
+        (0, 10.0, 0.0, 0.5, False),
+        (1, 600.0, 1.9, 1.0, True),  # it has only just begun
+        (31, 600.0, 1.9, 1.0, True),
+        (32, 1.0, 0.5, 0.0, False),
+        (1, 3.0, 2.0, 0.0, False),
+    ],
 )
-def test_a_trial_lasts_32_tokens_or_two_seconds(num_tokens, since_s, is_tried) -> None:
-    assert is_on_trial(num_tokens=num_tokens, since_s=since_s) is is_tried
+def test_a_trial_lasts_32_tokens_or_two_seconds_from_the_first_one(
+    num_tokens, since_taken_s, since_token_s, count, is_on
+) -> None:
+    trial = Trial(num_tokens=num_tokens, since_taken_s=since_taken_s, since_token_s=since_token_s)
+    assert (trial.count, trial.is_on) == (count, is_on)
 
 
 def test_causes_are_told_by_what_ended_the_request() -> None:

@@ -1,0 +1,247 @@
+"""`python -m bench.failover campaign`: faults at random, of everything, under mixed requests.
+
+Two executors with engines, two gateways, planner, tracker and Redis. Each is killed, stopped and
+asked to end, engines apart from their fronts; links are cut, silent and slow. Clients whose gateway
+is killed send again from the beginning. Each answer is compared with that of an undisturbed run.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bench.document import circumstances, save
+from bench.failover.asked import Asked, Got, load
+from bench.failover.doors import Answer, Doors
+from bench.failover.site import ENGINE_STALL_S, LINK_STALL_S, name_of
+from bench.failover.whole_stack import (
+    EXECUTORS,
+    FURTHER,
+    GATEWAYS,
+    edges_of,
+    num_connected,
+    start_again,
+    start_all,
+    told,
+    undisturbed,
+)
+from lab.stack.link_proxy import LinkProxy
+from lab.stack.processes import MODEL, Stack, kind_of, stopped
+
+NUM_TOKENS = 120  # of an answer
+MAX_AWAY_S = 2 * LINK_STALL_S  # of what is stopped, silent or slow
+LAME_DUCK_S = 1.0
+FAULTS = (
+    *itertools.product(
+        ("executor", "engine", "gateway", "planner", "tracker", "redis"), ("killed", "stopped")
+    ),
+    *itertools.product(("executor", "gateway", "planner", "tracker", "redis"), ("ended",)),
+    *itertools.product(("link",), ("cut", "silent", "slow")),
+)
+SIGNALS = {"killed": signal.SIGKILL, "ended": signal.SIGTERM}
+Fault = tuple[str, str]
+
+
+class Place:
+    """All processes and links, and what is done to them, one thing at a time."""
+
+    def __init__(self, stack: Stack, links: Sequence[LinkProxy], rng: random.Random) -> None:
+        self.stack, self._links, self._rng = stack, links, rng
+        self.kills_s: dict[str, list[float]] = {stack.url(name): [] for name in GATEWAYS}
+
+    def strike(self, what: str, how: str) -> None:
+        """Do it, and return when everything is there again."""
+        away_s = self._rng.uniform(0.5, MAX_AWAY_S)
+        names = {"executor": EXECUTORS, "engine": EXECUTORS, "gateway": GATEWAYS}
+        name = self._rng.choice(names.get(what, (what,)))
+        match what, how:
+            case "link", _:
+                self._strike_link(self._rng.choice(self._links), how, away_s)
+            case "engine", "stopped":
+                with stopped(self.stack.engine_processes(name)):
+                    time.sleep(ENGINE_STALL_S + away_s)
+            case _, "stopped":
+                with self.stack.frozen(name):
+                    time.sleep(away_s)
+            case "redis", _:
+                self.stack.redis.kill() if how == "killed" else self.stack.redis.stop()
+                time.sleep(away_s)
+                self.stack.redis.start()
+            case _:
+                self._end(what, name, how)
+
+    def _strike_link(self, link: LinkProxy, how: str, away_s: float) -> None:
+        if how == "cut":
+            link.cut()
+            return
+        with link.silent() if how == "silent" else link.slow(self._rng.uniform(0.02, 0.5)):
+            time.sleep(away_s)
+
+    def _end(self, what: str, name: str, how: str) -> None:
+        before = num_connected(self.stack)
+        if what == "engine":
+            self.stack.engine_processes(name)[0].kill()
+            self.stack.wait_exit(name)  # by itself
+        else:
+            if kind_of(name) == "gateway" and how == "killed":
+                self.kills_s[self.stack.url(name)].append(time.time())
+            self.stack.kill(name, SIGNALS[how])
+        start_again(self.stack, name, before)
+
+
+@dataclass(slots=True, kw_only=True)
+class Campaign:
+    """What came of it so far."""
+
+    place: Place
+    doors: Doors
+    expected: Mapping[str, Got]
+    num_answers: int = 0
+    num_identical: int = 0
+    num_sent_again: int = 0  # the gateway was killed
+    num_refused: int = 0  # times that no gateway took a request
+    wrong: list[list[Any]] = field(default_factory=list)
+    errors: dict[str, str] = field(default_factory=dict)
+    faults: Counter[str] = field(default_factory=Counter)
+
+    async def ask(self, asked: Asked) -> None:
+        """Have a request answered, from the beginning again if its gateway is killed."""
+        expected = self.expected[asked.name.partition(".")[0]]
+        while True:
+            answer = await self.doors.ask(asked, expected)
+            self.num_refused += answer.num_times_by_all
+            if not self._is_lost_with_its_gateway(answer):
+                break
+            self.num_sent_again += 1
+        self.num_answers += 1
+        self.num_identical += answer.is_identical
+        if answer.got.error:
+            self.errors[asked.name] = answer.got.error
+        elif not answer.is_identical:
+            self.wrong.append([asked.name, expected.said, answer.got.said])
+
+    def _is_lost_with_its_gateway(self, answer: Answer) -> bool:
+        if not answer.got.is_broken_off:
+            return False
+        if not answer.got.begins(answer.expected):
+            self.wrong.append([answer.asked.name, answer.expected.said, answer.got.said])
+        kills_s = self.place.kills_s[answer.url]
+        return any(answer.began_s <= at_s <= answer.ended_s for at_s in kills_s)
+
+    def unexplained(self) -> dict[str, str]:
+        """Return the errors of which no gateway's log says why."""
+        stack = self.place.stack
+        lines = [line for name in GATEWAYS for line in told(stack, name, "request_not_moved")]
+        explained = {name_of(line) for line in lines}
+        return {name: why for name, why in self.errors.items() if name not in explained}
+
+    def content(self) -> dict[str, Any]:
+        stack = self.place.stack
+        moved = [line for name in GATEWAYS for line in told(stack, name, "request_moved")]
+        return {
+            "answers": self.num_answers,
+            "identical": self.num_identical,
+            "wrong": self.wrong,
+            "errors": self.errors,
+            "unexplained": self.unexplained(),
+            "sent_again": self.num_sent_again,
+            "refused": self.num_refused,
+            "faults": dict(self.faults),
+            "moves": Counter(line["cause"] for line in moved),
+        }
+
+
+async def run(campaign: Campaign, options: argparse.Namespace) -> None:
+    """Ask and strike until there were enough of both, or the time is up."""
+    rng = random.Random(options.seed)
+    until_s = time.monotonic() + 60 * options.minutes
+    is_over = asyncio.Event()
+    per_fault = max(1, options.requests // max(1, options.faults))
+    numbers = itertools.count()
+
+    async def ask_on_and_on(asked: Asked) -> None:
+        while not is_over.is_set():
+            await campaign.ask(replace(asked, name=f"{asked.name}.{next(numbers)}"))
+
+    async def wait_for(num_answers: int) -> None:
+        while campaign.num_answers < num_answers and time.monotonic() < until_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+    looking = asyncio.create_task(campaign.doors.look())
+    async with asyncio.TaskGroup() as tasks:
+        for asked in load(MODEL, num_tokens=NUM_TOKENS):
+            tasks.create_task(ask_on_and_on(asked))
+        deck: list[Fault] = []
+        for _ in range(options.faults):
+            await wait_for(campaign.num_answers + rng.randrange(2 * per_fault))
+            if time.monotonic() >= until_s:
+                break
+            deck = deck or rng.sample(FAULTS, len(FAULTS))
+            what, how = deck.pop()
+            await asyncio.to_thread(campaign.place.strike, what, how)
+            campaign.faults[f"{what} {how}"] += 1
+            print(f"{campaign.num_answers} answers, {what} {how}", flush=True)
+        await wait_for(options.requests)
+        is_over.set()
+    looking.cancel()
+    with suppress(asyncio.CancelledError):
+        await looking
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Return 1 if an answer was wrong, doubled or lost, or ended without a reason in a log."""
+    parser = argparse.ArgumentParser(prog="bench.failover campaign", description=__doc__)
+    parser.add_argument(
+        "--requests", type=int, default=10_000, help="at least; default %(default)s"
+    )
+    parser.add_argument("--faults", type=int, default=300, help="default %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the faults; default %(default)s")
+    parser.add_argument("--minutes", type=float, default=600.0, help="at most; default %(default)s")
+    parser.add_argument("--out", type=Path, default=Path(".cache/bench"), help="JSON goes here")
+    options = parser.parse_args(arguments)
+    load_before, began_s = os.getloadavg(), time.monotonic()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as ending:
+        links, stack = _stack(Path(folder), ending)
+        start_all(stack)
+        edges = edges_of(stack)
+        campaign = Campaign(
+            place=Place(stack, links, random.Random(f"{options.seed} places")),
+            doors=Doors(edges),
+            expected=asyncio.run(undisturbed(edges[0], NUM_TOKENS)),
+        )
+        asyncio.run(run(campaign, options))
+        content = {
+            "benchmark": "campaign",
+            **circumstances(load_before),
+            "asked_for": {name: getattr(options, name) for name in ("requests", "faults", "seed")},
+            "took_s": time.monotonic() - began_s,
+            **campaign.content(),
+        }
+    save(content, options.out / "failover-campaign.json")
+    print(json.dumps({name: one for name, one in content.items() if name != "wrong"}, indent=1))
+    return int(bool(content["wrong"] or content["unexplained"]))
+
+
+def _stack(folder: Path, ending: ExitStack) -> tuple[list[LinkProxy], Stack]:
+    stack = Stack(
+        folder,
+        further=FURTHER,
+        GATEWAY_LAME_DUCK_S=LAME_DUCK_S,
+        GATEWAY_LINK_STALL_S=LINK_STALL_S,
+        GATEWAY_ENGINE_STALL_S=ENGINE_STALL_S,
+    )
+    ending.callback(stack.stop)
+    links = [ending.enter_context(LinkProxy(stack.address(name))) for name in EXECUTORS]
+    stack.settings["GATEWAY_EXECUTORS"] = ",".join(link.address for link in links)
+    return links, stack
