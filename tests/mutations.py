@@ -455,7 +455,7 @@ MUTATIONS = (
     Mutation(
         "in a planned window what is shared grows",
         "services/planner/policy/window.py",
-        "after = growth.num_tokens[r] + (step + 1) * growth.grows[r]",
+        "after = growth.num_tokens[r] + int(np.ceil((step + 1) * growth.per_step[r]))",
         "after = growth.num_tokens[r] + step + 1",
         PLANNED_TRUNKS,
     ),

@@ -136,7 +136,7 @@ class Movers(Agents):
 
 def test_holders_are_split_wherever_they_are_and_trunks_outlive_their_first_users() -> None:
     seen = Seen()
-    for seed in range(4):
+    for seed in range(3):
         sim = Simulation(seed=seed, depth=2 + seed % 2, num_slots=300, num_blocks=110)
         drill = Movers(sim, seen)
         for _ in range(160):
@@ -145,9 +145,9 @@ def test_holders_are_split_wherever_they_are_and_trunks_outlive_their_first_user
         sim.drain()
         assert_all_is_given_back(sim)
 
-    assert seen.num_splits["offloaded"] >= 20
-    assert seen.num_splits["loading"] >= 20
-    assert len(seen.outlived) >= 20
+    assert seen.num_splits["offloaded"] >= 15
+    assert seen.num_splits["loading"] >= 15
+    assert len(seen.outlived) >= 15
 
 
 @pytest.mark.parametrize("depth", [0, 2])

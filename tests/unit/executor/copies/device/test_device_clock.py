@@ -13,6 +13,7 @@ from lab.planning.snapshots import make_engine
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.prediction import PlacedRequest, predicted_step_s
 from services.control.measures.step_timing import StepTiming
+from services.control.measures.tokens_per_step import TokensPerStep
 from services.control.plans.counts import ControllerCounts
 from services.control.step_meter import StepMeter
 from services.control.types import Links, ScheduledStep
@@ -40,6 +41,7 @@ class Seam:
 
     def __init__(self) -> None:
         self.offloaded: tuple[int, ...] = ()
+        self.tokens_per_step = TokensPerStep()
         self.shape = make_engine(
             num_layers=NUM_LAYERS, layers_per_group=1, block_size=BLOCK_SIZE, block_bytes=PAGE_BYTES
         )
