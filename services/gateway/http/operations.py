@@ -17,6 +17,7 @@ from services.gateway.errors import (
     BodyTooLargeError,
     CancelledRequestError,
     HostNotAllowedError,
+    StreamGoneError,
     TooManyRequestsError,
     UnknownModelError,
     UnsupportedBodyError,
@@ -25,6 +26,12 @@ from services.gateway.http.answers import Form
 from services.gateway.http.edge import IGNORED_HEADER
 from services.gateway.http.faults import ANTHROPIC_PATH, error_response
 from services.gateway.http.protocol import refusal
+from services.gateway.http.resuming import (
+    EVENT_ID,
+    LAST_EVENT_ID,
+    MAX_ID_CHARACTERS,
+    STARTING_AFTER,
+)
 from services.gateway.http.watching import DEFAULT_UPDATES_PER_S, MAX_UPDATES_PER_S
 from services.gateway.openai import schemas as openai
 from services.gateway.openai.bodies import (
@@ -90,6 +97,7 @@ _FAULTS: Mapping[int, tuple[str, Exception]] = MappingProxyType(
         ),
         403: ("The gateway is not to be called by that name.", HostNotAllowedError()),
         404: ("Unknown model.", UnknownModelError("no-such-model")),
+        410: ("The stream is not kept any more.", StreamGoneError(_ID)),
         409: ("The request was cancelled.", CancelledRequestError("the request was cancelled")),
         413: (
             "The body is too large.",
@@ -128,6 +136,7 @@ class Operation:
     events: bytes = b""  # such an answer as a stream, where there are streams
     body: type[BaseModel] | None = None
     asked: Sequence[Mapping[str, Any]] = ()  # such bodies
+    nothing: str = ""  # what a 204 says; empty: there is none
     faults: Sequence[int] = _WITH_KEYS
     parameters: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
@@ -139,6 +148,8 @@ class Operation:
     def described(self, path: str) -> dict[str, Any]:
         """Return the call at `path` in OpenAPI's terms."""
         statuses = {str(status): _fault(status, path) for status in sorted(self.faults)}
+        if self.nothing:
+            statuses["204"] = {"description": self.nothing}
         described: dict[str, Any] = {
             "operationId": self.id,
             "summary": self.summary,
@@ -353,6 +364,13 @@ _ONE_STREAM = {
 }
 _PACE = {"slo_tbt_ms": None, "consumption_rate_tps": 12.0}
 
+
+def _stated_event(name: str, place: str) -> dict[str, Any]:
+    """Describe where a client says which event it has had last."""
+    schema = {"type": "string", "pattern": EVENT_ID.pattern, "maxLength": MAX_ID_CHARACTERS}
+    return {"name": name, "in": place, "required": False, "schema": schema}
+
+
 PATCHES: Mapping[str, Operation] = MappingProxyType(
     {
         "/v1/streams/{stream_id}": Operation(
@@ -370,6 +388,17 @@ POSTS: Mapping[str, Operation] = MappingProxyType(_posts())
 GETS: Mapping[str, Operation] = MappingProxyType(
     {
         "/": Operation(summary="Index", answer=openai.Index, told=INDEX, faults=_OF_CONNECTIONS),
+        "/v1/streams/{stream_id}": Operation(
+            summary="Take up stream",
+            nothing="There was no event after that one.",
+            events=b"id: %b/1\n%b" % (_ID.encode(), _streamed(_form(AnswerKind.CHAT))),
+            parameters=[
+                _ONE_STREAM,
+                _stated_event(LAST_EVENT_ID, "header"),
+                _stated_event(STARTING_AFTER, "query"),
+            ],
+            faults=(*_WITH_KEYS, 404, 410),
+        ),
         "/v1/models": Operation(
             summary="List models",
             answer=openai.ModelList,
