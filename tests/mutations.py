@@ -97,7 +97,7 @@ MUTATIONS = (
         COMING_BACK,
     ),
     Mutation(
-        "a stream that nobody reads has a reader who has stopped",
+        "a reader who comes back has stopped reading already",
         "services/gateway/live/generation.py",
         "self._reader.took(0)  # and one that has left is not waited for",
         "pass",

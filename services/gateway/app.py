@@ -99,7 +99,8 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         if key_source is not None:
             following = follow(key_source, keys, interval_s=settings.api_keys_refresh_s)
             background.append(tasks.create_task(following))
-        rpc_server = _rpc_server(settings, dispatcher, keys)
+        servicer = GatewayServicer(dispatcher, streams)
+        rpc_server = _rpc_server(settings, servicer, keys)
 
         def is_leaving() -> bool:
             return dispatcher.is_leaving
@@ -160,7 +161,9 @@ def _streams(settings: GatewaySettings, dispatcher: Dispatcher) -> ResumableStre
     return ResumableStreams(dispatcher, limits, clock=clock.monotonic_s)
 
 
-def _rpc_server(settings: GatewaySettings, dispatcher: Dispatcher, keys: ApiKeys) -> ServiceServer:
+def _rpc_server(
+    settings: GatewaySettings, servicer: GatewayServicer, keys: ApiKeys
+) -> ServiceServer:
     server = ServiceServer(
         f"{settings.host}:{settings.grpc_port}",
         [SERVICE_NAME],
@@ -168,7 +171,7 @@ def _rpc_server(settings: GatewaySettings, dispatcher: Dispatcher, keys: ApiKeys
         interceptors=[GrpcGuard(keys)],
         max_calls=CALLS_PER_LIVE_REQUEST * settings.max_live_requests,
     )
-    pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), server.grpc)
+    pb_grpc.add_GatewayServiceServicer_to_server(servicer, server.grpc)
     return server
 
 

@@ -37,6 +37,15 @@ class StreamGoneError(NotFoundError):
         )
 
 
+class SupersededError(ConflictError):
+    """The rest of a stream is another reader's."""
+
+    reason = "SUPERSEDED"
+
+    def __init__(self) -> None:
+        super().__init__("another reader has taken the stream up")
+
+
 class DuplicateRequestError(ConflictError):
     """A live request has the same id; ids are what `Cancel` takes, so they are unique."""
 

@@ -5,14 +5,19 @@ The machines' k-th token is a function of prompt, seed and k (`tests/machine.py`
 
 import asyncio
 import json
+import math
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 
+from evenflow.gateway.v1 import gateway_pb2 as pb
+from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
+from evenflow.gateway.v1 import generation_pb2 as gen
 from services.gateway.resumable.stream import ResumableStream
 from services.gateway.types import RequestId
 from tests.coming_back import Reading, by_answer, event_id, without_moves, without_times
@@ -291,9 +296,12 @@ async def test_a_reader_who_stops_reading_has_left() -> None:
         body, headers = stream_body(evenflow=RESUMABLE), {"x-request-id": "r"}
         async with client.http.stream("POST", CHAT, json=body, headers=headers) as answer:
             assert answer.status_code == 200
-            await left(client, "r")
+            stream = await left(client, "r")
+            (generation,) = stream.generations
+            stopped_s = generation.reader_stopped_for_s(math.inf)
             whole = await get(client, "r")
 
+    assert stopped_s == 0.0  # the next reader begins anew
     assert whole.content.count(b"x" * 65_536) == len(texts)
 
 
@@ -364,8 +372,7 @@ async def test_where_memory_runs_out_those_go_first_that_were_left_first() -> No
         await until(lambda: len(reading.events) > 1_900)
         for name in ("a", "b"):
             await begun_and_left(client, name)
-        await executor.until(lambda: executor.aborted == ["a"])
-        await until(lambda: client.num_generated() == [2_000] * 2)
+        await until(lambda: len(client.gateway.streams._streams) == 2)
         statuses = [(await client.http.head(f"/v1/streams/{name}")).status_code for name in "ab"]
         executor.script.ending.set()
         await being_read
@@ -409,8 +416,7 @@ async def test_a_key_takes_half_of_the_memory_and_finds_its_own_streams_only(
             if name != "none":
                 reading = Reading(client, name)
                 await reading.begin(CHAT, stream_body(evenflow=RESUMABLE), 2)
-        await executor.until(lambda: executor.aborted == ["one"])
-        await until(lambda: client.num_generated() == [1_100] * 2)
+        await until(lambda: len(client.gateway.streams._streams) == 2)
         for key in "ab":
             client.http.headers["authorization"] = f"Bearer {key * 16}"
             for name in ("one", "two"):
@@ -490,3 +496,147 @@ async def test_what_an_executor_refuses_is_no_stream() -> None:
 
     assert (answer.status_code, again.status_code) == (404, 404)
     assert json.loads(answer.content)["error"]["code"] == "model_not_found"
+
+
+# -- over gRPC -----------------------------------------------------------------------------------
+
+GENERATE = pb.GenerateRequest(
+    model=MODEL,
+    text="Once",
+    echo=True,
+    returns_prompt_ids=True,
+    sampling=gen.SamplingParams(logprobs=2, max_tokens=NUM_TOKENS),
+    service_level=gen.ServiceLevel(consumption_rate_tps=500, pace_tail=True),
+    resumable=True,
+)
+CONVERSATION = pb.ChatRequest(
+    model=MODEL,
+    messages=[gen.ChatMessage(role="user", content="Say hello.")],
+    returns_prompt_ids=True,
+    service_level=gen.ServiceLevel(consumption_rate_tps=500, pace_tail=True),
+    resumable=True,
+)
+
+
+def stub_of(client: Client) -> pb_grpc.GatewayServiceStub:
+    return pb_grpc.GatewayServiceStub(client.channel)
+
+
+def begin_call(client: Client, request: pb.GenerateRequest | pb.ChatRequest):
+    stub = stub_of(client)
+    asked = stub.Chat if isinstance(request, pb.ChatRequest) else stub.Generate
+    return asked(request, metadata=[("x-request-id", "r")])
+
+
+async def take(call, whole: pb.AttachResponse, most: int) -> bool:
+    """Take so many messages more; returns whether that was all."""
+    number = 0
+    async for part in call:
+        if number == most:
+            call.cancel()
+            return False
+        whole.MergeFrom(pb.AttachResponse.FromString(part.SerializeToString()))
+        number += 1
+    return True
+
+
+@pytest.mark.parametrize("request_", [GENERATE, CONVERSATION], ids=["generate", "chat"])
+async def test_calls_that_break_give_the_whole_answer_together(request_) -> None:
+    draws = random.Random(SEED)
+    async with running(Machine()) as client:
+        uncut, plain = pb.AttachResponse(), pb.AttachResponse()
+        await take(begin_call(client, request_), uncut, ALL)
+        without = type(request_).FromString(request_.SerializeToString())
+        without.resumable = False
+        await take(begin_call(client, without), plain, ALL)
+        num_calls = 0
+        for _ in range(4):
+            whole = pb.AttachResponse()
+            is_all = await take(begin_call(client, request_), whole, draws.randint(0, 3))
+            while not is_all:
+                num_calls += 1
+                asked = pb.AttachRequest(request_id="r", num_tokens=len(whole.tokens))
+                is_all = await take(stub_of(client).Attach(asked), whole, draws.randint(1, 3))
+            assert whole == uncut == plain
+        await client.wait_idle()
+
+    assert num_calls > 8
+    assert len(uncut.prompt.token_ids) > 0
+    assert len(uncut.tokens) == NUM_TOKENS
+
+
+async def test_a_stream_goes_on_over_grpc_whose_executor_dies_while_nobody_reads() -> None:
+    first, second = Machine(0), Machine(1)
+    async with running(first, second) as client:
+        uncut, whole = pb.AttachResponse(), pb.AttachResponse()
+        await take(begin_call(client, GENERATE), uncut, ALL)
+        for machine in (first, second):
+            machine.goes_on.clear()
+            machine.submits.clear()
+        await take(begin_call(client, GENERATE), whole, 2)
+        await left(client, "r")
+        await until(lambda: client.num_generated() == [NUM_TOKENS // 2])
+        dying, living = (first, second) if first.submits else (second, first)
+        await dying.kill()
+        await until(lambda: bool(living.resumed))
+        living.goes_on.set()
+        asked = pb.AttachRequest(request_id="r", num_tokens=len(whole.tokens))
+        await take(stub_of(client).Attach(asked), whole, ALL)
+
+    assert whole.finish.moves == 1
+    whole.finish.moves = 0
+    assert whole == uncut
+
+
+async def test_a_stream_of_http_can_be_taken_up_over_grpc_by_its_newest_reader() -> None:
+    executor = FakeExecutor()
+    executor.script.midway.clear()
+    async with running(executor) as client:
+        await begun_and_left(client, "r", num_events=1)
+        first, second = pb.AttachResponse(), pb.AttachResponse()
+        call = stub_of(client).Attach(pb.AttachRequest(request_id="r"))
+        going_on = asyncio.create_task(take(call, first, ALL))
+        await until(lambda: bool(first.tokens))
+        beside = stub_of(client).Attach(pb.AttachRequest(request_id="r"))
+        instead = asyncio.create_task(take(beside, second, ALL))
+        with pytest.raises(grpc.aio.AioRpcError) as superseded:
+            await going_on
+        executor.script.midway.set()
+        await instead
+
+    assert superseded.value.code() is grpc.StatusCode.ABORTED
+    assert "".join(token.text for token in second.tokens) == "Hello, world"
+    assert second.finish.reason == gen.FINISH_REASON_STOP
+
+
+async def test_a_cancelled_stream_is_told_so_over_grpc() -> None:
+    executor = FakeExecutor()
+    executor.script.midway.clear()
+    async with running(executor) as client:
+        await begun_and_left(client, "r")
+        await stub_of(client).Cancel(pb.CancelRequest(request_id="r"))
+        whole = pb.AttachResponse()
+        await take(stub_of(client).Attach(pb.AttachRequest(request_id="r")), whole, ALL)
+
+    assert whole.finish.reason == gen.FINISH_REASON_CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "why"),
+    [
+        ({"request_id": ""}, grpc.StatusCode.INVALID_ARGUMENT, "request_id is required"),
+        ({"request_id": "other"}, grpc.StatusCode.NOT_FOUND, "no resumable stream"),
+        ({"request_id": "two"}, grpc.StatusCode.NOT_FOUND, "several answers"),
+        ({"request_id": "r", "num_tokens": -1}, grpc.StatusCode.INVALID_ARGUMENT, "num_tokens: "),
+        ({"request_id": "r", "num_tokens": 4}, grpc.StatusCode.INVALID_ARGUMENT, "num_tokens: "),
+    ],
+)
+async def test_what_cannot_be_attached_to_is_said(asked, code, why) -> None:
+    async with running(FakeExecutor()) as client:
+        await Reading(client, "r").begin(CHAT, stream_body(evenflow=RESUMABLE), ALL)
+        await Reading(client, "two").begin(CHAT, stream_body(evenflow=RESUMABLE, n=2), ALL)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await take(stub_of(client).Attach(pb.AttachRequest(**asked)), pb.AttachResponse(), ALL)
+
+    assert refused.value.code() is code
+    assert why in str(refused.value.details())
