@@ -7,6 +7,8 @@ import asyncio
 import json
 import math
 import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +27,7 @@ from tests.fake_executor import MODEL, FakeExecutor, Script
 from tests.gateways import Client, chat_body, gateway_for, stream_body, until
 from tests.machine import NUM_TOKENS, Machine
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "resume.py"
 CHAT = "/v1/chat/completions"
 ALL = 1 << 30
 SEED = 20_261_128
@@ -177,6 +180,20 @@ async def test_an_id_says_how_many_tokens_of_each_answer_there_are() -> None:
     assert three.last_event_id.startswith("r3/3.3.3+")
 
 
+async def test_the_example_prints_the_whole_answer_over_connections_that_break() -> None:
+    executor = FakeExecutor()
+    executor.script = Script(texts=[f"{k} " for k in range(10)])
+    async with running(executor) as client:
+        asked = ["Count.", "--base-url", f"{client.base_url}/v1", "--break-after", "4"]
+        example = await asyncio.create_subprocess_exec(
+            sys.executable, EXAMPLE, *asked, stdout=subprocess.PIPE
+        )
+        printed, _ = await example.communicate()
+
+    assert printed.decode() == "".join(f"{k} " for k in range(10)) + "\n"
+    assert [submit.sampling.max_tokens for submit in executor.submits] == [300]
+
+
 # -- while nobody reads --------------------------------------------------------------------------
 
 
@@ -291,7 +308,8 @@ async def test_a_reader_who_stops_reading_has_left() -> None:
     """Its connection is there still; its stream is another reader's to take up."""
     executor = FakeExecutor()
     texts = ["x" * 65_536] * 200
-    executor.script = Script(texts=texts)
+    script = executor.script = Script(texts=texts)
+    script.ending.clear()
     async with running(executor, reader_timeout_s=0.2) as client:
         body, headers = stream_body(evenflow=RESUMABLE), {"x-request-id": "r"}
         async with client.http.stream("POST", CHAT, json=body, headers=headers) as answer:
@@ -299,6 +317,7 @@ async def test_a_reader_who_stops_reading_has_left() -> None:
             stream = await left(client, "r")
             (generation,) = stream.generations
             stopped_s = generation.reader_stopped_for_s(math.inf)
+            script.ending.set()
             whole = await get(client, "r")
 
     assert stopped_s == 0.0  # the next reader begins anew
