@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 import httpx
+import openai
 import pytest
 
 from evenflow.gateway.v1 import gateway_pb2 as pb
@@ -515,6 +516,82 @@ async def test_what_an_executor_refuses_is_no_stream() -> None:
 
     assert (answer.status_code, again.status_code) == (404, 404)
     assert json.loads(answer.content)["error"]["code"] == "model_not_found"
+
+
+# -- responses -----------------------------------------------------------------------------------
+
+
+async def test_the_sdk_goes_on_behind_each_event_of_a_response() -> None:
+    draws = random.Random(SEED)
+    async with (
+        running(Machine()) as client,
+        openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="unused") as sdk,
+    ):
+        uncut = await sdk.responses.create(
+            model=MODEL,
+            input="Say hello.",
+            stream=True,
+            background=True,
+            store=True,
+            extra_body={"evenflow": PACED},
+            extra_headers={"x-request-id": "r"},
+        )
+        expected = [event async for event in uncut]
+        events = [expected[0]]
+        response_id = expected[0].response.id
+        while len(events) < len(expected):
+            at, most = events[-1].sequence_number, draws.randint(1, 5)
+            async with await sdk.responses.retrieve(
+                response_id, stream=True, starting_after=at
+            ) as rest:
+                number = 0
+                async for event in rest:
+                    events.append(event)
+                    number += 1
+                    if number == most:
+                        break
+        at = events[-1].sequence_number
+        path = f"/v1/responses/{response_id}"
+        nothing = await client.http.get(path, params={"stream": "true", "starting_after": at})
+
+    assert events == expected
+    assert (expected[-1].response.background, expected[-1].response.store) == (True, True)
+    assert nothing.status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "status", "param"),
+    [
+        ("resp_r", {}, 400, "stream"),
+        ("resp_r", {"stream": "false"}, 400, "stream"),
+        ("resp_r", {"stream": "true", "starting_after": "-1"}, 400, "starting_after"),
+        ("resp_r", {"stream": "true", "starting_after": "r/1"}, 400, "starting_after"),
+        ("resp_r", {"stream": "true", "starting_after": "10000"}, 400, "starting_after"),
+        ("resp_r", {"stream": "true", "starting_after": "1" * 5_000}, 400, "starting_after"),
+        ("r", {"stream": "true"}, 404, None),
+        ("resp_other", {"stream": "true"}, 404, None),
+        ("resp_chat", {"stream": "true"}, 404, None),
+    ],
+)
+async def test_what_is_no_place_in_a_response_is_named(name, asked, status, param) -> None:
+    path, body = FORMS["responses"]
+    async with running(Machine()) as client:
+        await Reading(client, "r").begin(path, body, ALL)
+        await Reading(client, "chat").begin(CHAT, stream_body(evenflow=RESUMABLE), ALL)
+        answer = await client.http.get(f"/v1/responses/{name}", params=asked)
+
+    assert (answer.status_code, error_of(answer)["param"]) == (status, param)
+
+
+@pytest.mark.parametrize("name", ["store", "background"])
+async def test_what_is_not_resumable_is_not_kept(name: str) -> None:
+    body = {"model": MODEL, "input": "Say hello.", "stream": True, name: True}
+    executor = FakeExecutor()
+    async with running(executor) as client:
+        answer = await client.http.post("/v1/responses", json=body)
+
+    assert (answer.status_code, error_of(answer)["param"]) == (400, name)
+    assert executor.submits == []
 
 
 # -- over gRPC -----------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ OPERATIONS = [
     ("GET", "/ready"),
     ("GET", "/metrics"),
     ("GET", "/v1/streams/{stream_id}"),
+    ("GET", "/v1/responses/{response_id}"),
     ("PATCH", "/v1/streams/{stream_id}"),
 ]
 ENDLESS = [("GET", "/v1/evenflow/watch")]

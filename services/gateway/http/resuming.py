@@ -1,6 +1,7 @@
 """HTTP responses whose readers may leave and come back: each event says what its reader has."""
 
 import asyncio
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from services.kit.errors import InvalidRequestError
 LAST_EVENT_ID = "Last-Event-ID"
 STARTING_AFTER = "starting_after"
 MAX_ID_CHARACTERS = 2_048
+MAX_DIGITS = 12
 _END_OF_EVENT = b"\n\n"
 _SUPERSEDED = b": read elsewhere from here on\n\n"
 EVENT_ID = re.compile(r"([A-Za-z0-9_.:-]+)/[0-9]+(\.[0-9]+)*(\+[0-9]+)?")
@@ -131,7 +133,6 @@ class LastEvent:
 
     is_it: Callable[[bytes], bool]
     name: str  # of the header or parameter that says so
-    stated: str
 
 
 def last_event_by_id(request_id: RequestId, stated: str, name: str) -> LastEvent:
@@ -144,7 +145,17 @@ def last_event_by_id(request_id: RequestId, stated: str, name: str) -> LastEvent
     if found[1] != request_id:
         raise InvalidRequestError(f"{name}: is of another request", field=name)
     line = f"id: {stated}\n".encode()
-    return LastEvent(lambda event: event.startswith(line), name, stated)
+    return LastEvent(lambda event: event.startswith(line), name)
+
+
+def last_event_by_number(stated: str, name: str) -> LastEvent:
+    """Return the event of a response that has the `sequence_number` `stated`. Raises
+    InvalidRequestError naming the parameter if it is none.
+    """
+    if not (stated.isascii() and stated.isdecimal() and len(stated) <= MAX_DIGITS):
+        raise InvalidRequestError(f"{name}: must be a sequence_number", field=name)
+    numbers = itertools.count()
+    return LastEvent(lambda _: next(numbers) == int(stated), name)
 
 
 class ResumableAnswers(GeneratedAnswers):

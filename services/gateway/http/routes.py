@@ -27,9 +27,11 @@ from services.gateway.http.protocol import SAFE_METHODS
 from services.gateway.http.resuming import (
     LAST_EVENT_ID,
     STARTING_AFTER,
+    LastEvent,
     ResumableAnswers,
     TakenUpStream,
     last_event_by_id,
+    last_event_by_number,
 )
 from services.gateway.http.watching import WatchedEngines, updates_per_s
 from services.gateway.left_out.template_variables import without_unread
@@ -55,14 +57,15 @@ from services.gateway.openai.responses import (
 from services.gateway.openai.sampled import PACE_NAMES, PaceBody, SampledBody
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
-from services.gateway.responses_api.objects import response_head
+from services.gateway.responses_api.objects import ID_PREFIX, response_head
 from services.gateway.responses_api.requests import to_generation_request as to_response_request
+from services.gateway.resumable.stream import ResumableStream
 from services.gateway.resumable.streams import ResumableStreams
 from services.gateway.types import Delivery, GenerationRequest, RequestId
 from services.generation.prompts import ChatPrompt, TokenizeOptions
 from services.generation.sampling_params import SamplingParams
 from services.kit.clock import wall_s
-from services.kit.errors import ServiceError
+from services.kit.errors import InvalidRequestError, ServiceError
 from services.kit.rpc import current_request_id
 
 AskingT = TypeVar("AskingT", bound=SampledBody)
@@ -169,6 +172,25 @@ class ApiRoutes:
             last = last_event_by_id(request_id, stated, LAST_EVENT_ID)
         elif (stated := asked.get(STARTING_AFTER)) is not None:
             last = last_event_by_id(request_id, stated, STARTING_AFTER)
+        return self._taken_up(request, stream, last)
+
+    async def take_up_response(self, request: Request) -> Response:
+        response_id, asked = request.path_params["response_id"], request.query_params
+        request_id = RequestId(response_id.removeprefix(ID_PREFIX))
+        stream = self._streams.named(request_id)
+        if request_id == response_id or not isinstance(stream.form, ResponseForm):
+            raise UnknownRequestError(f'no resumable response has the id "{response_id}"')
+        if asked.get("stream") != "true":
+            rule = "must be true: responses are kept as streams"
+            raise InvalidRequestError(f"stream: {rule}", field="stream")
+        last = None
+        if (stated := asked.get(STARTING_AFTER)) is not None:
+            last = last_event_by_number(stated, STARTING_AFTER)
+        return self._taken_up(request, stream, last)
+
+    def _taken_up(
+        self, request: Request, stream: ResumableStream, last: LastEvent | None
+    ) -> Response:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         return TakenUpStream(stream, last, keepalive_s=self._keepalive_s)
