@@ -97,7 +97,7 @@ def stream_of(client: Client, request_id: str) -> ResumableStream:
 async def left(client: Client, request_id: str) -> ResumableStream:
     """Wait until the gateway knows that a stream's reader has left."""
     stream = stream_of(client, request_id)
-    await until(lambda: stream.is_detached)
+    await until(lambda: stream._was_read and stream.is_detached)
     return stream
 
 
@@ -311,7 +311,7 @@ async def test_a_reader_who_stops_reading_has_left() -> None:
     texts = ["x" * 65_536] * 200
     script = executor.script = Script(texts=texts)
     script.ending.clear()
-    async with running(executor, reader_timeout_s=0.2) as client:
+    async with running(executor, reader_timeout_s=2.0) as client:
         body, headers = stream_body(evenflow=RESUMABLE), {"x-request-id": "r"}
         async with client.http.stream("POST", CHAT, json=body, headers=headers) as answer:
             assert answer.status_code == 200
@@ -383,13 +383,13 @@ async def test_a_stream_whose_reader_stays_away_is_given_up() -> None:
 
 async def test_where_memory_runs_out_those_go_first_that_were_left_first() -> None:
     executor = FakeExecutor()
-    executor.script = Script(texts=[f"{k} " for k in range(2_000)])  # half a megabyte
+    executor.script = Script(texts=[f"{k} " for k in range(1_900)])  # half a megabyte
     executor.script.ending.clear()
     async with running(executor, resume_max_bytes=1 << 20, max_undelivered_tokens=ALL) as client:
         reading = Reading(client, "read")
         body = stream_body(evenflow=RESUMABLE)
         being_read = asyncio.create_task(reading.begin(CHAT, body, ALL))
-        await until(lambda: len(reading.events) > 1_900)
+        await until(lambda: len(reading.events) > 1_800)
         for name in ("a", "b"):
             await begun_and_left(client, name)
         await until(lambda: len(client.gateway.streams._streams) == 2)

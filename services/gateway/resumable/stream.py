@@ -26,7 +26,7 @@ Task: TypeAlias = "asyncio.Task[None]"
 Step: TypeAlias = Token | Finish | Exception
 
 STEPS_AT_A_TIME = 256  # that are written again between two turns of the event loop
-STREAM_BYTES = 4 << 10  # of memory that a stream takes beside its tokens, about
+STREAM_BYTES = 32 << 10  # of memory that a stream takes beside its tokens, about
 PROMPT_ID_BYTES = 36  # and each id of a prompt that is given back
 
 
