@@ -31,6 +31,7 @@ REPLAY = ("tests/integration/test_executor_replay.py",)
 SERVING = ("tests/unit/executor/serving",)
 DRAFTS = ("tests/exact/test_drafts.py", "-k", "three")
 DRAFTS_OF_A_HEAD = ("tests/exact/test_drafts_with_kv.py", "-k", "asynchronous")
+COMING_BACK = ("tests/integration/test_gateway_coming_back.py",)
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
@@ -66,6 +67,41 @@ MUTATIONS = (
         "live.route.link.pace(live.route.ref.request_id, level)",
         "pass",
         ("tests/integration/test_gateway_repacing.py",),
+    ),
+    Mutation(
+        "a client comes back to what its prompt was told behind",
+        "services/gateway/http/resuming.py",
+        "return self._numbered(said + writer.tokens([step]), of_token=index)",
+        "return self._numbered(writer.tokens([step]) + said, of_token=index)",
+        COMING_BACK,
+    ),
+    Mutation(
+        "events of one token have one id",
+        "services/gateway/http/resuming.py",
+        "self._num_since += 1",
+        "self._num_since = 1",
+        COMING_BACK,
+    ),
+    Mutation(
+        "what was due while nobody read is lost",
+        "services/gateway/resumable/stream.py",
+        "reader.take(indexes[num_had], steps[num_had])",
+        "pass",
+        COMING_BACK,
+    ),
+    Mutation(
+        "streams that are read are let go of before those that are not",
+        "services/gateway/resumable/streams.py",
+        "return not stream.is_detached, stream.left_s",
+        "return stream.is_detached, stream.left_s",
+        COMING_BACK,
+    ),
+    Mutation(
+        "a reader who comes back has stopped reading already",
+        "services/gateway/live/generation.py",
+        "self._reader.took(0)  # and one that has left is not waited for",
+        "pass",
+        COMING_BACK,
     ),
     Mutation(
         "anybody's stream may be given another pace",

@@ -35,6 +35,7 @@ from services.gateway.live.failover.rules import FailoverLimits
 from services.gateway.live.pacer import Pacer, TimerHandle
 from services.gateway.live.reader import ReaderLimits
 from services.gateway.live.reports import DeliveryReports, NoReports
+from services.gateway.resumable.streams import ResumableStreams, ResumeLimits
 from services.gateway.servicer import GatewayServicer
 from services.gateway.settings import GatewaySettings
 from services.kit import clock
@@ -62,6 +63,7 @@ class Gateway:
 
     dispatcher: Dispatcher
     pacer: Pacer
+    streams: ResumableStreams
     http_port: int
     grpc_port: int
 
@@ -92,16 +94,19 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         dispatcher.tracing = tracing
         background.append(tasks.create_task(dispatcher.watch_readers()))
         background.append(tasks.create_task(dispatcher.moves.run()))
+        streams = _streams(settings, dispatcher)
+        background.append(tasks.create_task(streams.watch()))
         if key_source is not None:
             following = follow(key_source, keys, interval_s=settings.api_keys_refresh_s)
             background.append(tasks.create_task(following))
-        rpc_server = _rpc_server(settings, dispatcher, keys)
+        servicer = GatewayServicer(dispatcher, streams)
+        rpc_server = _rpc_server(settings, servicer, keys)
 
         def is_leaving() -> bool:
             return dispatcher.is_leaving
 
         watches = Watches(links, is_leaving=is_leaving)
-        app = make_app(dispatcher, watches, keepalive_s=settings.sse_keepalive_s)
+        app = make_app(dispatcher, streams, watches, keepalive_s=settings.sse_keepalive_s)
         http_server = _http_server(app, settings, keys, tracing, is_leaving)
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
@@ -110,7 +115,11 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         logger.info("gateway_started", http_port=http_port, grpc_port=rpc_server.port)
         try:
             yield Gateway(
-                dispatcher=dispatcher, pacer=pacer, http_port=http_port, grpc_port=rpc_server.port
+                dispatcher=dispatcher,
+                pacer=pacer,
+                streams=streams,
+                http_port=http_port,
+                grpc_port=rpc_server.port,
             )
         finally:
             await _leave(dispatcher, rpc_server, settings.lame_duck_s)
@@ -143,7 +152,18 @@ def _limits(settings: GatewaySettings) -> DispatchLimits:
     )
 
 
-def _rpc_server(settings: GatewaySettings, dispatcher: Dispatcher, keys: ApiKeys) -> ServiceServer:
+def _streams(settings: GatewaySettings, dispatcher: Dispatcher) -> ResumableStreams:
+    limits = ResumeLimits(
+        window_s=settings.resume_window_s,
+        reader_timeout_s=settings.reader_timeout_s,
+        max_bytes=settings.resume_max_bytes,
+    )
+    return ResumableStreams(dispatcher, limits, clock=clock.monotonic_s)
+
+
+def _rpc_server(
+    settings: GatewaySettings, servicer: GatewayServicer, keys: ApiKeys
+) -> ServiceServer:
     server = ServiceServer(
         f"{settings.host}:{settings.grpc_port}",
         [SERVICE_NAME],
@@ -151,7 +171,7 @@ def _rpc_server(settings: GatewaySettings, dispatcher: Dispatcher, keys: ApiKeys
         interceptors=[GrpcGuard(keys)],
         max_calls=CALLS_PER_LIVE_REQUEST * settings.max_live_requests,
     )
-    pb_grpc.add_GatewayServiceServicer_to_server(GatewayServicer(dispatcher), server.grpc)
+    pb_grpc.add_GatewayServiceServicer_to_server(servicer, server.grpc)
     return server
 
 

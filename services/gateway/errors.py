@@ -25,6 +25,27 @@ class UnknownRequestError(NotFoundError):
     reason = "UNKNOWN_REQUEST"
 
 
+class StreamGoneError(NotFoundError):
+    """A stream that could be taken up again cannot be any more."""
+
+    reason = "STREAM_GONE"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f'the stream "{request_id}" is not kept any more: send its request again, with the '
+            "tokens that you have in evenflow.resume"
+        )
+
+
+class SupersededError(ConflictError):
+    """The rest of a stream is another reader's."""
+
+    reason = "SUPERSEDED"
+
+    def __init__(self) -> None:
+        super().__init__("another reader has taken the stream up")
+
+
 class DuplicateRequestError(ConflictError):
     """A live request has the same id; ids are what `Cancel` takes, so they are unique."""
 

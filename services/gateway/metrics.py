@@ -78,6 +78,21 @@ MOVES_HIDDEN = Counter(
     "evenflow_gateway_moves_hidden_total",
     "Such gaps of streams that were over before their readers had read what was there.",
 )
+STREAM_RETURNS = Counter(
+    "evenflow_gateway_stream_returns_total", "Times that a resumable stream was taken up again."
+)
+STREAMS_LET_GO = Counter(
+    "evenflow_gateway_streams_let_go_total",
+    "Resumable streams that were given up before they had been read, because their readers stayed "
+    "away, or for want of memory.",
+    ["reason"],
+)
+DETACHED_STREAMS = Gauge(
+    "evenflow_gateway_detached_streams", "Resumable streams that are not over and not read."
+)
+KEPT_STREAM_BYTES = Gauge(
+    "evenflow_gateway_kept_stream_bytes", "Memory that tokens of resumable streams take, about."
+)
 LIVE_REQUESTS = Gauge("evenflow_gateway_live_requests", "Requests that are not finished.")
 REQUESTS = Counter("evenflow_gateway_requests_total", "Requests that ended, by how.", ["result"])
 KEY_TOKENS = Counter(

@@ -8,8 +8,12 @@ from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway import convert
 from services.gateway.access.api_keys import bind_address
+from services.gateway.errors import UnknownRequestError
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.live.repacing import repace
+from services.gateway.resumable.step_queue import StepQueue
+from services.gateway.resumable.stream import ResumableStream
+from services.gateway.resumable.streams import ResumableStreams
 from services.gateway.types import Finish, GenerationRequest, RequestId, Token
 from services.generation.convert import prompt_to_proto, sampling_from_proto
 from services.generation.logprobs import EchoedPrompt
@@ -35,8 +39,9 @@ class _Part:
 
 
 class GatewayServicer(pb_grpc.GatewayServiceServicer):
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    def __init__(self, dispatcher: Dispatcher, streams: ResumableStreams) -> None:
         self._dispatcher = dispatcher
+        self._streams = streams
 
     async def Generate(
         self, request: pb.GenerateRequest, context: Context
@@ -67,6 +72,24 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
                 prompt=prompt_to_proto(part.prompt) if part.prompt else None,
             )
 
+    async def Attach(
+        self, request: pb.AttachRequest, context: Context
+    ) -> AsyncIterator[pb.AttachResponse]:
+        if not request.request_id:
+            raise InvalidRequestError("request_id is required", field="request_id")
+        stream = self._streams.named(RequestId(request.request_id))
+        if stream.num_answers > 1:
+            raise UnknownRequestError(f'"{request.request_id}" has several answers')
+        if not 0 <= request.num_tokens <= stream.num_steps - stream.is_over:
+            rule = "the stream has fewer tokens so far"
+            raise InvalidRequestError(f"num_tokens: {rule}", field="num_tokens")
+        async for part in self._read(stream, request.num_tokens, context):
+            yield pb.AttachResponse(
+                tokens=map(convert.token_to_proto, part.tokens),
+                finish=convert.finish_to_proto(part.finish) if part.finish else None,
+                prompt=prompt_to_proto(part.prompt) if part.prompt else None,
+            )
+
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         if not request.request_id:
             raise InvalidRequestError("request_id is required", field="request_id")
@@ -91,11 +114,16 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
     async def _stream(self, request: GenerationRequest, context: Context) -> AsyncIterator[_Part]:
         """Yield token batches, the first one with an echo, then the ending.
 
-        A call that ends early aborts the request.
+        A call that ends early aborts the request, unless it is resumable.
         """
         await context.send_initial_metadata(((REQUEST_ID_KEY, request.request_id),))
         bind_parent(context_from(_text_metadata(context)))
         bind_address(convert.host_from_peer(context.peer()))
+        if request.is_resumable:
+            stream = await self._streams.begin([request])
+            async for part in self._read(stream, 0, context):
+                yield part
+            return
         async with self._dispatcher.generate(request) as generation:
             # A cancelled call does not close this generator before it is collected.
             context.add_done_callback(lambda _: self._dispatcher.drop(generation))  # type: ignore[arg-type]
@@ -104,6 +132,25 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
                 yield _Part(tokens, prompt=generation.prompt if is_first else None)
                 is_first = False
             yield _Part((), finish=generation.finish)
+
+    async def _read(
+        self, stream: ResumableStream, num_had: int, context: Context
+    ) -> AsyncIterator[_Part]:
+        """Yield what comes after so many tokens of a stream of one answer."""
+        queue = StepQueue(stream, num_had)
+        # A cancelled call does not close this generator before it is collected.
+        context.add_done_callback(lambda _: queue.close())  # type: ignore[arg-type]
+        is_first = not num_had
+        async for steps in queue.batches():
+            tokens = [step for step in steps if isinstance(step, Token)]
+            if tokens:
+                yield _Part(tokens, prompt=stream.prompts.get(0) if is_first else None)
+                is_first = False
+            match steps[-1]:
+                case Finish() as finish:
+                    yield _Part((), finish=finish)
+                case Exception() as error:
+                    raise error
 
 
 def _text_metadata(context: Context) -> dict[str, str]:
@@ -122,4 +169,5 @@ def _to_generation_request(
         service_level=convert.checked_service_level(request.service_level),
         priority=request.priority,
         returns_prompt_ids=request.returns_prompt_ids,
+        is_resumable=request.resumable,
     )

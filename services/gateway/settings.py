@@ -91,6 +91,10 @@ class GatewaySettings(ServiceSettings):
     failover_timeout_s: float = Field(default=60.0, ge=0)
     failover_max_tokens: int = Field(default=1 << 17, ge=0)  # longer answers end with an error
     failover_across_numerics: bool = True  # also between executors that round differently
+    # Streams that ask for it are kept for so long after their readers left, in so much memory, of
+    # which each API key may have half.
+    resume_window_s: float = Field(default=60.0, gt=0)
+    resume_max_bytes: int = Field(default=256 << 20, ge=1 << 20)
     # An executor that says how many steps its engine makes is taken for dead after so long without
     # a message, of which one a second is promised, or without a step, though readers wait.
     link_stall_s: float = Field(default=3.0, ge=2)

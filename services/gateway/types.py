@@ -60,6 +60,7 @@ class GenerationRequest:
     tenant: str = ""  # whose it is; tenants share no cached prefixes of prompts
     cache_salt: str = ""  # nor do a tenant's requests with different ones
     fair_key: str = ""  # the client among which preparation is shared; empty: not known
+    is_resumable: bool = False  # its reader may leave and come back
     rendered_at_s: float = 0.0  # what a chat template's clock reads, since the epoch; 0: now
     parent_id: RequestId | None = None  # the client's name for it, where it is one of several
 

@@ -28,6 +28,7 @@ from evenflow.tracker.v1 import tracker_pb2_grpc
 from lab.planning.protos import make_engine, make_link, make_plan_request, make_request
 from lab.policies.presets import full_name
 from lab.stack.redis_server import RedisServer
+from services.gateway.types import RequestId
 from services.kit import clock
 from services.kit.server import ServiceServer
 from services.planner.decision_log import DecisionLog
@@ -225,6 +226,32 @@ async def test_an_answer_moves_while_its_reader_has_enough() -> AsyncIterator[No
     for executor in executors:
         await executor.kill()
     yield
+
+
+@pytest.mark.logs("stream_let_go")
+@sees(
+    "evenflow_gateway_stream_returns_total",
+    "evenflow_gateway_streams_let_go_total",
+    "evenflow_gateway_detached_streams",
+    "evenflow_gateway_kept_stream_bytes",
+)
+async def test_a_reader_leaves_comes_back_and_leaves_for_good(
+    executor: FakeExecutor,
+) -> AsyncIterator[None]:
+    executor.script.midway.clear()
+    async with gateway_for(executor, resume_window_s=0.4) as client:
+        await client.wait_ready()
+        body, headers = stream_body(evenflow={"resumable": True}), {"x-request-id": "r"}
+        streams = client.gateway.streams
+        async with client.http.stream("POST", URL, json=body, headers=headers):
+            stream = streams.named(RequestId("r"))
+        async with client.http.stream("GET", "/v1/streams/r") as answer:
+            assert answer.status_code == 200
+        await until(lambda: stream.is_detached)
+        streams.look_over()
+        yield
+        await client.wait_idle()
+        await until(lambda: not stream.is_kept)
 
 
 @pytest.mark.logs("executor_lost")

@@ -66,7 +66,7 @@ class Form(Protocol):
         """Return the event that is a stream's last if it fails."""
 
 
-class _Answers(Response):
+class GeneratedAnswers(Response):
     """Generates while it is sent. Errors before the first byte are raised to the app's handlers;
     when the client goes away the requests are aborted.
     """
@@ -92,7 +92,7 @@ class _Answers(Response):
             scope[CLIPPED_PARAMETERS] = {self._form.limit_name: min(clipped)}
 
 
-class WholeAnswers(_Answers):
+class WholeAnswers(GeneratedAnswers):
     """One JSON body at the end. A token counts as delivered when it is taken for the body, so
     that the scheduler sees no deposit where nobody reads.
     """
@@ -150,7 +150,7 @@ class _WholeSize:
         self.num_entries -= num_entries
 
 
-class StreamedAnswers(_Answers):
+class StreamedAnswers(GeneratedAnswers):
     """An event per token, each answer at its own pace. After the status is sent, an error is the
     last event.
     """

@@ -17,6 +17,7 @@ from services.gateway.errors import (
     BodyTooLargeError,
     CancelledRequestError,
     HostNotAllowedError,
+    StreamGoneError,
     TooManyRequestsError,
     UnknownModelError,
     UnsupportedBodyError,
@@ -25,6 +26,13 @@ from services.gateway.http.answers import Form
 from services.gateway.http.edge import IGNORED_HEADER
 from services.gateway.http.faults import ANTHROPIC_PATH, error_response
 from services.gateway.http.protocol import refusal
+from services.gateway.http.resuming import (
+    EVENT_ID,
+    LAST_EVENT_ID,
+    MAX_DIGITS,
+    MAX_ID_CHARACTERS,
+    STARTING_AFTER,
+)
 from services.gateway.http.watching import DEFAULT_UPDATES_PER_S, MAX_UPDATES_PER_S
 from services.gateway.openai import schemas as openai
 from services.gateway.openai.bodies import (
@@ -90,6 +98,7 @@ _FAULTS: Mapping[int, tuple[str, Exception]] = MappingProxyType(
         ),
         403: ("The gateway is not to be called by that name.", HostNotAllowedError()),
         404: ("Unknown model.", UnknownModelError("no-such-model")),
+        410: ("The stream is not kept any more.", StreamGoneError(_ID)),
         409: ("The request was cancelled.", CancelledRequestError("the request was cancelled")),
         413: (
             "The body is too large.",
@@ -128,6 +137,7 @@ class Operation:
     events: bytes = b""  # such an answer as a stream, where there are streams
     body: type[BaseModel] | None = None
     asked: Sequence[Mapping[str, Any]] = ()  # such bodies
+    nothing: str = ""  # what a 204 says; empty: there is none
     faults: Sequence[int] = _WITH_KEYS
     parameters: Sequence[Mapping[str, Any]] = field(default_factory=list)
 
@@ -139,10 +149,12 @@ class Operation:
     def described(self, path: str) -> dict[str, Any]:
         """Return the call at `path` in OpenAPI's terms."""
         statuses = {str(status): _fault(status, path) for status in sorted(self.faults)}
+        if self.nothing:
+            statuses["204"] = {"description": self.nothing}
         described: dict[str, Any] = {
             "operationId": self.id,
             "summary": self.summary,
-            "parameters": [_header(REQUEST_ID_KEY, _REQUEST_ID), *self.parameters],
+            "parameters": [_stated(REQUEST_ID_KEY, "header", _REQUEST_ID), *self.parameters],
             "responses": {"200": self._success()} | statuses,
         }
         if self.body is not None:
@@ -175,8 +187,8 @@ def _headers(names: Sequence[str]) -> dict[str, Any]:
     return {name: {"schema": {"type": "string"}} for name in names}
 
 
-def _header(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    return {"name": name, "in": "header", "required": False, "schema": schema}
+def _stated(name: str, place: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": place == "path", "schema": schema}
 
 
 _REQUEST_ID = {"type": "string", "pattern": f"^[A-Za-z0-9_.:-]{{1,{MAX_PARENT_ID_LENGTH}}}$"}
@@ -187,7 +199,7 @@ def _service_level() -> list[dict[str, Any]]:
     slo = {"type": "number", "minimum": MIN_SLO_S * 1e3, "maximum": MAX_SLO_S * 1e3}
     rate = {"type": "number", "minimum": MIN_RATE_TPS, "maximum": MAX_RATE_TPS}
     return [
-        _header(name, slo if bound.endswith("_ms") else rate)
+        _stated(name, "header", slo if bound.endswith("_ms") else rate)
         for bound, names in HEADERS_BY_BOUND.items()
         for name in names
     ]
@@ -327,31 +339,22 @@ INDEX: openai.Index = {
     "docs": "/docs",
 }
 _UPDATE = {"executor": "executor-0:50051", "is_connected": False}
-_MAX_UPDATES_PER_S = {
-    "name": "max_updates_per_s",
-    "in": "query",
-    "required": False,
-    "schema": {
-        "type": "number",
-        "exclusiveMinimum": 0,
-        "maximum": MAX_UPDATES_PER_S,
-        "default": DEFAULT_UPDATES_PER_S,
-    },
+_UPDATE_RATE = {
+    "type": "number",
+    "exclusiveMinimum": 0,
+    "maximum": MAX_UPDATES_PER_S,
+    "default": DEFAULT_UPDATES_PER_S,
 }
-_ONE_MODEL = {
-    "name": "model_id",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string", "minLength": 1},
-}
-
-_ONE_STREAM = {
-    "name": "stream_id",
-    "in": "path",
-    "required": True,
-    "schema": {"type": "string", "minLength": 1},
-}
+_A_NAME = {"type": "string", "minLength": 1}
+_ONE_MODEL = _stated("model_id", "path", _A_NAME)
+_ONE_STREAM = _stated("stream_id", "path", _A_NAME)
 _PACE = {"slo_tbt_ms": None, "consumption_rate_tps": 12.0}
+
+
+_AN_EVENT = {"type": "string", "pattern": EVENT_ID.pattern, "maxLength": MAX_ID_CHARACTERS}
+_A_NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**MAX_DIGITS - 1}
+_NO_EVENT = "There was no event after that one."
+
 
 PATCHES: Mapping[str, Operation] = MappingProxyType(
     {
@@ -370,6 +373,28 @@ POSTS: Mapping[str, Operation] = MappingProxyType(_posts())
 GETS: Mapping[str, Operation] = MappingProxyType(
     {
         "/": Operation(summary="Index", answer=openai.Index, told=INDEX, faults=_OF_CONNECTIONS),
+        "/v1/streams/{stream_id}": Operation(
+            summary="Take up stream",
+            nothing=_NO_EVENT,
+            events=b"id: %b/1\n%b" % (_ID.encode(), _streamed(_form(AnswerKind.CHAT))),
+            parameters=[
+                _ONE_STREAM,
+                _stated(LAST_EVENT_ID, "header", _AN_EVENT),
+                _stated(STARTING_AFTER, "query", _AN_EVENT),
+            ],
+            faults=(*_WITH_KEYS, 404, 410),
+        ),
+        "/v1/responses/{response_id}": Operation(
+            summary="Take up response",
+            nothing=_NO_EVENT,
+            events=_streamed(_response_form()),
+            parameters=[
+                _stated("response_id", "path", _A_NAME),
+                _stated("stream", "query", {"const": True}) | {"required": True},
+                _stated(STARTING_AFTER, "query", _A_NUMBER),
+            ],
+            faults=(*_WITH_KEYS, 404, 410),
+        ),
         "/v1/models": Operation(
             summary="List models",
             answer=openai.ModelList,
@@ -392,7 +417,7 @@ GETS: Mapping[str, Operation] = MappingProxyType(
         "/v1/evenflow/watch": Operation(
             summary="Watch engines",
             events=b"data: %b\n\n" % json.dumps(_UPDATE).encode(),
-            parameters=[_MAX_UPDATES_PER_S],
+            parameters=[_stated("max_updates_per_s", "query", _UPDATE_RATE)],
             faults=(*_WITH_KEYS, 429),
         ),
         "/metrics": Operation(summary="Metrics", told="evenflow_gateway_live_requests 3.0\n"),

@@ -16,7 +16,7 @@ from services.gateway.anthropic.events import MessageForm
 from services.gateway.anthropic.objects import MessageHead
 from services.gateway.anthropic.requests import to_generation_request as to_message_request
 from services.gateway.anthropic.requests import to_prompt
-from services.gateway.errors import UnknownModelError
+from services.gateway.errors import UnknownModelError, UnknownRequestError
 from services.gateway.executors.watches import Watches
 from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers
 from services.gateway.http.edge import IGNORED_PARAMETERS, LargeBodies, decode_json, read_body
@@ -24,6 +24,15 @@ from services.gateway.http.faults import error_response, own_name, status_respon
 from services.gateway.http.openapi import openapi_document
 from services.gateway.http.operations import GETS, INDEX, PATCHES, POSTS
 from services.gateway.http.protocol import SAFE_METHODS
+from services.gateway.http.resuming import (
+    LAST_EVENT_ID,
+    STARTING_AFTER,
+    LastEvent,
+    ResumableAnswers,
+    TakenUpStream,
+    last_event_by_id,
+    last_event_by_number,
+)
 from services.gateway.http.watching import WatchedEngines, updates_per_s
 from services.gateway.left_out.template_variables import without_unread
 from services.gateway.live.dispatcher import Dispatcher
@@ -48,13 +57,15 @@ from services.gateway.openai.responses import (
 from services.gateway.openai.sampled import PACE_NAMES, PaceBody, SampledBody
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
-from services.gateway.responses_api.objects import response_head
+from services.gateway.responses_api.objects import ID_PREFIX, response_head
 from services.gateway.responses_api.requests import to_generation_request as to_response_request
+from services.gateway.resumable.stream import ResumableStream
+from services.gateway.resumable.streams import ResumableStreams
 from services.gateway.types import Delivery, GenerationRequest, RequestId
 from services.generation.prompts import ChatPrompt, TokenizeOptions
 from services.generation.sampling_params import SamplingParams
 from services.kit.clock import wall_s
-from services.kit.errors import ServiceError
+from services.kit.errors import InvalidRequestError, ServiceError
 from services.kit.rpc import current_request_id
 
 AskingT = TypeVar("AskingT", bound=SampledBody)
@@ -68,8 +79,16 @@ BODY_BYTES_PER_CONTEXT_TOKEN = 16
 class ApiRoutes:
     """Handlers of the operations, each by its id, bound to one dispatcher."""
 
-    def __init__(self, dispatcher: Dispatcher, watches: Watches, *, keepalive_s: float) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        streams: ResumableStreams,
+        watches: Watches,
+        *,
+        keepalive_s: float,
+    ) -> None:
         self._dispatcher = dispatcher
+        self._streams = streams
         self._watches = watches
         self._keepalive_s = keepalive_s
         self._started_s = int(wall_s())
@@ -142,6 +161,39 @@ class ApiRoutes:
         name = RequestId(request.path_params["stream_id"])
         level = repace(self._dispatcher, name, body.stated(), PACE_NAMES)
         return JSONResponse(pace_entry(name, level))
+
+    async def take_up_stream(self, request: Request) -> Response:
+        request_id = RequestId(request.path_params["stream_id"])
+        stream = self._streams.named(request_id)
+        if stream.form is None:
+            raise UnknownRequestError(f'the stream "{request_id}" was begun over gRPC')
+        last, asked = None, request.query_params
+        if (stated := request.headers.get(LAST_EVENT_ID)) is not None:
+            last = last_event_by_id(request_id, stated, LAST_EVENT_ID)
+        elif (stated := asked.get(STARTING_AFTER)) is not None:
+            last = last_event_by_id(request_id, stated, STARTING_AFTER)
+        return self._taken_up(request, stream, last)
+
+    async def take_up_response(self, request: Request) -> Response:
+        response_id, asked = request.path_params["response_id"], request.query_params
+        request_id = RequestId(response_id.removeprefix(ID_PREFIX))
+        stream = self._streams.named(request_id)
+        if request_id == response_id or not isinstance(stream.form, ResponseForm):
+            raise UnknownRequestError(f'no resumable response has the id "{response_id}"')
+        if asked.get("stream") != "true":
+            rule = "must be true: responses are kept as streams"
+            raise InvalidRequestError(f"stream: {rule}", field="stream")
+        last = None
+        if (stated := asked.get(STARTING_AFTER)) is not None:
+            last = last_event_by_number(stated, STARTING_AFTER)
+        return self._taken_up(request, stream, last)
+
+    def _taken_up(
+        self, request: Request, stream: ResumableStream, last: LastEvent | None
+    ) -> Response:
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        return TakenUpStream(stream, last, keepalive_s=self._keepalive_s)
 
     async def watch_engines(self, request: Request) -> Response:
         rate = updates_per_s(request.query_params.get("max_updates_per_s"))
@@ -222,6 +274,14 @@ class ApiRoutes:
     def _answers(self, requests: list[GenerationRequest], form: Form) -> Response:
         if requests[0].delivery is Delivery.WHOLE:
             return WholeAnswers(self._dispatcher, requests, form)
+        if requests[0].is_resumable:
+            return ResumableAnswers(
+                self._dispatcher,
+                requests,
+                form,
+                streams=self._streams,
+                keepalive_s=self._keepalive_s,
+            )
         return StreamedAnswers(self._dispatcher, requests, form, keepalive_s=self._keepalive_s)
 
     async def _asked(
@@ -262,12 +322,14 @@ class ApiRoutes:
         return max(MIN_BODY_LIMIT_BYTES, BODY_BYTES_PER_CONTEXT_TOKEN * longest)
 
 
-def make_app(dispatcher: Dispatcher, watches: Watches, *, keepalive_s: float) -> FastAPI:
+def make_app(
+    dispatcher: Dispatcher, streams: ResumableStreams, watches: Watches, *, keepalive_s: float
+) -> FastAPI:
     """Return the HTTP application; `HttpEdge` goes around it.
 
     A stream without an event for `keepalive_s` gets a comment; 0: never.
     """
-    routes = ApiRoutes(dispatcher, watches, keepalive_s=keepalive_s)
+    routes = ApiRoutes(dispatcher, streams, watches, keepalive_s=keepalive_s)
     app = FastAPI(
         title="Evenflow",
         redirect_slashes=False,

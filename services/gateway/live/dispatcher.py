@@ -140,22 +140,32 @@ class Dispatcher:
     async def generate_all(
         self, requests: Sequence[GenerationRequest]
     ) -> AsyncIterator[Sequence[Generation]]:
-        """Have executors take all of `requests` or none; on leaving, whatever is not finished is
-        aborted. The requests differ in their ids, prompts and seeds; neighbours with the same
-        prompt go to one executor, which prepares it once.
+        """Like `begin_all`; on leaving, whatever is not finished is aborted."""
+        generations = await self.begin_all(requests)
+        try:
+            yield generations
+        finally:
+            for generation in generations:
+                self.drop(generation)
 
-        Raises on entry, before anything reaches a client: OverloadedError above the limit of live
-        requests, UnknownModelError, UnavailableError without an executor, DeadlineError without an
-        answer in time, and what an executor refuses one of them for.
+    async def begin_all(self, requests: Sequence[GenerationRequest]) -> Sequence[Generation]:
+        """Have executors take all of `requests` or none; each is to be dropped by the caller. The
+        requests differ in their ids, prompts and seeds; neighbours with the same prompt go to one
+        executor, which prepares it once.
+
+        Raises before anything reaches a client: OverloadedError above the limit of live requests,
+        UnknownModelError, UnavailableError without an executor, DeadlineError without an answer in
+        time, and what an executor refuses one of them for.
         """
         admitted = self._admit(requests)
         try:
             prompts = groupby(admitted, key=lambda live: live.generation.request.prompt)
             await side_by_side([self._place(list(answers)) for _, answers in prompts])
-            yield [live.generation for live in admitted]
-        finally:
+        except BaseException:
             for live in admitted:
                 self.drop(live.generation)
+            raise
+        return [live.generation for live in admitted]
 
     async def tokenize(
         self, model: str, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
@@ -233,13 +243,16 @@ class Dispatcher:
             self.placing.abort(live.generation.request.request_id)
 
     async def watch_readers(self) -> None:
-        """End requests whose readers take nothing, until cancelled; one loop for all of them."""
+        """End requests whose readers take nothing, until cancelled; one loop for all of them. Those
+        of resumable ones may come back.
+        """
         timeout_s = self._limits.reader_timeout_s
         while True:
             await asyncio.sleep(min(timeout_s / 4, MAX_WATCH_INTERVAL_S))
             now_s = self._clock()
             for generation in self._generations():
-                if generation.reader_stopped_for_s(now_s) >= timeout_s:
+                is_resumable = generation.request.is_resumable
+                if not is_resumable and generation.reader_stopped_for_s(now_s) >= timeout_s:
                     log.info("reader_stopped", request_id=generation.request.request_id)
                     generation.give_up(ReaderStoppedError("the reader has stopped reading"))
                     self.drop(generation)

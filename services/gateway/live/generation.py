@@ -254,7 +254,8 @@ class Generation:
 
     async def write_to(self, outlet: Outlet) -> None:
         """Write tokens when they become due: from the pacer's timer while `outlet` is open, so
-        that none waits for this task's turn; from here after it was closed.
+        that none waits for this task's turn; from here after it was closed. When this is cancelled
+        what is due waits for the next call.
 
         Raises what ended the request abnormally, after its last token.
         """
@@ -270,6 +271,7 @@ class Generation:
                 self._reader.took(len(batch))
         finally:
             self._outlet = None  # whoever gave it up may write something else now
+            self._reader.took(0)  # and one that has left is not waited for
         self._complete()
 
     async def batches(self) -> AsyncIterator[Sequence[Token]]:

@@ -21,10 +21,12 @@ class ReaderLimits:
         """Return how many tokens with so many likely ones beside each (None: no probabilities at
         all) may wait for their time.
         """
-        token_bytes = TOKEN_BYTES
-        if num_logprobs is not None:
-            token_bytes += (1 + num_logprobs) * LOGPROB_BYTES
-        return max(1, self.max_deposit_bytes // token_bytes)
+        return max(1, self.max_deposit_bytes // token_bytes(num_logprobs))
+
+
+def token_bytes(num_logprobs: int | None) -> int:
+    """Return about how much memory a token takes with so many likely ones beside it."""
+    return TOKEN_BYTES + (0 if num_logprobs is None else (1 + num_logprobs) * LOGPROB_BYTES)
 
 
 class Reader:

@@ -8,6 +8,7 @@ from services.gateway.errors import (
     CancelledRequestError,
     HostNotAllowedError,
     KeyLimitError,
+    StreamGoneError,
     TooManyRequestsError,
     UnsupportedBodyError,
 )
@@ -17,6 +18,7 @@ _STATUS_BY_ERROR = MappingProxyType(
     {
         BodyTooLargeError: 413,
         HostNotAllowedError: 403,
+        StreamGoneError: 410,
         UnsupportedBodyError: 415,
         errors.InvalidRequestError: 400,
         errors.UnauthenticatedError: 401,

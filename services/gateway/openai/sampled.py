@@ -68,6 +68,7 @@ class ServiceLevelBody(StrictBody):
     pace_tail: bool = False
     release: Literal["paced", "at_once", "smooth"] | None = None
     max_in_hand_s: InHandS = None
+    resumable: bool = False  # a reader who has left may take the stream up again
     strict: bool = False  # refuse what has no effect
 
 
@@ -163,8 +164,11 @@ class SampledBody(StrictBody):
         **more: Any,
     ) -> GenerationRequest:
         """Return the request for an answer. Raises InvalidRequestError for a service level that is
-        none.
+        none, and for an answer that is no stream and to be taken up again.
         """
+        if self.evenflow.resumable and not self.stream:
+            field = "evenflow.resumable"
+            raise InvalidRequestError(f"{field}: only allowed with stream", field=field)
         return GenerationRequest(
             request_id=request_id,
             model=self.model,
@@ -174,6 +178,7 @@ class SampledBody(StrictBody):
             delivery=Delivery.STREAMED if self.stream else Delivery.WHOLE,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            is_resumable=self.evenflow.resumable,
             **more,
         )
 

@@ -37,6 +37,7 @@ class ResponseForm:
         return response(self._head, items, answer.finish)
 
     def writer(self, index: int, num_prompt_tokens: int) -> "ResponseWriter":
+        self._writer = ResponseWriter(self._head)
         return self._writer
 
     def last_events(self, finishes: Sequence[Finish]) -> bytes:

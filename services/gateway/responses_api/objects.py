@@ -14,6 +14,7 @@ from services.generation.conversation import ToolChoice
 from services.generation.finish import FinishReason
 from services.generation.logprobs import TokenLogprobs
 
+ID_PREFIX = "resp_"  # of a response, before its request's id
 _PREFIX = {PieceKind.REASONING: "rs", PieceKind.TEXT: "msg", PieceKind.CALL: "fc"}
 
 
@@ -24,6 +25,8 @@ class ResponseHead:
     request_id: RequestId
     created_s: int  # since 1970
     asked: dict[str, Any]
+    background: bool = False
+    store: bool = False
     tells_moves: bool = False  # between executors, if there were any
 
     def item_id(self, kind: PieceKind, index: int) -> str:
@@ -54,6 +57,8 @@ def response_head(
         request_id=request.request_id,
         created_s=created_s,
         asked=asked,
+        background=body.background,
+        store=body.store,
         tells_moves=body.uses_extension,
     )
 
@@ -82,18 +87,18 @@ def response(
     is_cut = finish is not None and finish.reason is FinishReason.LENGTH
     status = "in_progress" if finish is None else "incomplete" if is_cut else "completed"
     return {
-        "id": f"resp_{head.request_id}",
+        "id": f"{ID_PREFIX}{head.request_id}",
         "object": "response",
         "created_at": head.created_s,
         "status": status,
-        "background": False,
+        "background": head.background,
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         **head.asked,
         "output": list(output),
         "previous_response_id": None,
         "service_tier": "default",
-        "store": False,
+        "store": head.store,
         "truncation": "disabled",
         "usage": None if finish is None else usage(finish),
         **told_moves([finish] if finish else [], is_asked=head.tells_moves),

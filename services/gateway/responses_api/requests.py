@@ -13,11 +13,12 @@ from services.generation.conversation import ConversationOptions, check_options
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.errors import InvalidRequestError
 
+_IF_RESUMABLE = frozenset({"store", "background"})  # such a response is kept for a while
 # What needs an answer that was kept, and what to say of it.
 _NEEDS_MEMORY = MappingProxyType(
     {
-        "store": "responses are not kept: leave it out, or say false",
-        "background": "responses are not kept, so that none could be fetched later",
+        "store": "responses are not kept but with evenflow.resumable: leave it out, or say false",
+        "background": "responses are not kept but with evenflow.resumable",
         "previous_response_id": "responses are not kept: send the conversation in input",
         "conversation": "conversations are not kept: send the conversation in input",
         "prompt": "prompts are not kept: send instructions and input",
@@ -37,7 +38,8 @@ def to_generation_request(
     Raises InvalidRequestError naming the parameter or header at fault.
     """
     for name, rule in _NEEDS_MEMORY.items():
-        if getattr(body, name):
+        is_kept = body.evenflow.resumable and name in _IF_RESUMABLE
+        if getattr(body, name) and not is_kept:
             raise InvalidRequestError(f"{name}: {rule}", field=name)
     sampling = body.sampling(
         default,

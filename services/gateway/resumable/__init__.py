@@ -1,0 +1,1 @@
+"""Streams whose readers may leave and come back."""
