@@ -714,7 +714,7 @@ MUTATIONS = (
     Mutation(
         "what is continued is numbered from zero",
         "services/gateway/executors/link.py",
-        "num_known=0 if resume is None else len(resume.output_ids),",
+        "num_known=0 if resume is None else resume.num_known_tokens,",
         "num_known=0,",
         ("tests/integration/test_gateway_moves.py", "-k", "would_have_been"),
     ),
