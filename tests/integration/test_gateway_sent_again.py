@@ -16,13 +16,14 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2 as pb_gateway
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_gateway_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
+from examples.resume import sent_again
 from tests.fake_executor import MODEL, Script
 from tests.gateways import Client, chat_body, gateway_for, stream_body, until
 from tests.machine import NUM_TOKENS, Machine
+from tests.sent_again import DONE, Body, again, as_events, behind, events_of, ids_in, with_ids
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-DONE = "[DONE]"
 COUNTS = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 COMPLETION = {"model": MODEL, "prompt": "Once", "stream": True, "max_tokens": NUM_TOKENS}
 
@@ -35,8 +36,6 @@ KINDS = {
     "completion": (COMPLETIONS, COMPLETION),
     "likely-completion": (COMPLETIONS, COMPLETION | {"logprobs": 1}),
 }
-
-Event = dict[str, object]
 
 
 @asynccontextmanager
@@ -51,39 +50,6 @@ async def running(*machines: Machine, num_gateways: int = 1) -> AsyncIterator[li
             await clients[-1].wait_ready()
         yield clients
     assert [submit for machine in machines for submit in machine.wrong] == []
-
-
-def with_ids(body: Event) -> Event:
-    return body | {"return_token_ids": True}
-
-
-def again(body: Event, ids: list[int], delivered: int | None = None) -> Event:
-    resume = {"token_ids": ids} | ({} if delivered is None else {"delivered": delivered})
-    return body | {"evenflow": body.get("evenflow", {}) | {"resume": resume}}
-
-
-async def events_of(client: Client, path: str, body: Event) -> list[str]:
-    answer = await client.http.post(path, json=body, headers={"x-request-id": "r"})
-    assert answer.status_code == 200, answer.text
-    return as_events(answer.text)
-
-
-def as_events(text: str) -> list[str]:
-    text = re.sub(r'"created":\d+', '"created":0', text)
-    return [event.removeprefix("data: ") for event in text.split("\n\n") if event]
-
-
-def ids_in(events: list[str]) -> list[int]:
-    """Return the ids of the tokens that events tell."""
-    told = [json.loads(event)["choices"] for event in events if event != DONE]
-    return [id for choices in told for choice in choices for id in choice.get("token_ids", [])]
-
-
-def behind(events: list[str], num_tokens: int) -> list[str]:
-    """Return the events that come after so many tokens."""
-    if not num_tokens:
-        return events
-    return next(events[k:] for k in range(len(events) + 1) if len(ids_in(events[:k])) == num_tokens)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -212,7 +178,30 @@ async def test_answers_whose_gateway_ends_are_sent_again_to_another() -> None:
         assert events + more == all_events
 
 
-async def begin(client: Client, path: str, body: Event) -> list[str]:
+async def test_the_example_does_so() -> None:
+    machine = Machine()
+    async with running(machine, num_gateways=2) as (first, second):
+        expected = [
+            json.loads(one)
+            for one in await events_of(second, CHAT, with_ids(stream_body()))
+            if one != DONE
+        ]
+        machine.goes_on.clear()
+        gateways = [first.base_url, second.base_url]
+        chunks = asyncio.create_task(
+            asyncio.to_thread(lambda: [*sent_again(gateways, chat_body())])
+        )
+        await until(lambda: first.num_generated() == [NUM_TOKENS // 2])
+        first.gateway.dispatcher.fail_all()
+        await until(lambda: second.num_generated() == [NUM_TOKENS // 2])
+        machine.goes_on.set()
+
+        told = await chunks
+
+    assert [one["choices"] for one in told] == [one["choices"] for one in expected]
+
+
+async def begin(client: Client, path: str, body: Body) -> list[str]:
     """Return the events of an answer before it breaks off."""
     answer = await client.http.post(path, json=body, headers={"x-request-id": "r"})
     *events, failure = as_events(answer.text)
@@ -309,7 +298,7 @@ def stops_after(machine: Machine, num_tokens: int):
     ],
 )
 async def test_bad_input_is_refused_by_name(
-    path: str, overrides: Event, resume: Event, field: str
+    path: str, overrides: Body, resume: Body, field: str
 ) -> None:
     machine = Machine()
     body = chat_body() if path == CHAT else {"model": MODEL, "prompt": "Once"}
