@@ -1114,8 +1114,8 @@ MUTATIONS = (
     Mutation(
         "half characters begin anew in an answer that goes on",
         f"{EXECUTOR}/engine/replay.py",
-        "known += [{id: None} for id in output_ids[-NUM_CONTEXT_TOKENS:]]",
-        "pass",
+        "return token_logprobs(id, known[-1], 0)",
+        "return token_logprobs(id, known.pop(), 0)",
         REPLAY,
     ),
     Mutation(

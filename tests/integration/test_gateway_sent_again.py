@@ -268,6 +268,28 @@ async def test_so_does_one_whose_executor_has_not_told_it_again(num_before: int)
     assert moved.resume.num_retold_tokens == 9 - num_before
 
 
+async def test_tokens_that_are_told_again_are_no_proof_that_a_request_is_harmless() -> None:
+    path, body = COMPLETIONS, with_ids(COMPLETION | {"max_tokens": 60})
+    first, second = Machine(0), Machine(1)
+    async with running(first, second) as (client,):
+        whole = await events_of(client, path, body)
+        for machine in (first, second):
+            machine.submits.clear()
+            machine.script_for = stops_after(machine, 40)
+        asked = asyncio.create_task(events_of(client, path, again(body, ids_in(whole)[:50])))
+        await until(lambda: client.num_generated() == [40])  # 32 that it made would be enough
+        (home,) = (machine for machine in (first, second) if machine.submits)
+        (other,) = {first, second} - {home}
+        other.script_for = stops_after(other, 55)
+        (live,) = client.gateway.dispatcher._live.values()
+
+        await home.kill()
+        await until(lambda: client.num_generated() == [55])
+
+        assert live.num_counts == 1
+        asked.cancel()
+
+
 def stops_after(machine: Machine, num_tokens: int):
     """Return what has a machine tell so many tokens and nothing more."""
 

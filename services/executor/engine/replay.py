@@ -49,7 +49,7 @@ class Replay:
         """Return where the answer is behind its tokens, the last `num_retold` of which are told
         again. Raises RejectedError if it ended before.
 
-        Takes some 30 microseconds for each token, more where answers are parsed.
+        Takes some 30 microseconds for each token, more where answers are parsed or scored.
         """
         ending, first_told = None, len(output_ids) - num_retold
         retold = []
