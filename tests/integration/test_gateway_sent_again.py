@@ -10,7 +10,9 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import grpc
 import pytest
+from grpc import aio
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2 as pb_gateway
@@ -333,6 +335,30 @@ async def test_bad_input_is_refused_by_name(
     error = answer.json()["error"]
     assert error["param"].startswith(field)
     assert error["message"].startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("resume", "more", "field"),
+    [
+        ({}, {}, "resume.token_ids"),
+        ({"token_ids": [5, -1]}, {}, "resume.token_ids"),
+        ({"token_ids": [5], "delivered": 2}, {}, "resume.delivered"),
+        ({"token_ids": [5], "delivered": -1}, {}, "resume.delivered"),
+        ({"token_ids": [5], "delivered": 0}, {"sampling": {"logprobs": 1}}, "resume.delivered"),
+        ({"token_ids": [5]}, {"echo": True}, "echo"),
+    ],
+)
+async def test_bad_input_over_grpc_is_refused_by_name(resume: Body, more: Body, field: str) -> None:
+    machine = Machine()
+    request = pb_gateway.GenerateRequest(model=MODEL, text="Once", resume=resume, **more)
+    async with running(machine) as (client,):
+        with pytest.raises(aio.AioRpcError) as caught:
+            async for _ in pb_gateway_grpc.GatewayServiceStub(client.channel).Generate(request):
+                pass
+
+        assert machine.submits == []
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details().startswith(field)
 
 
 @pytest.mark.parametrize(
