@@ -395,7 +395,7 @@ async def _play(session: Session, submit: pb.Submit, script: Script) -> None:
         session.send(accepted=[session.acceptance(submit)])
         is_accepted = True
         await script.generating.wait()
-        num_tokens = len(submit.resume.output_ids)
+        num_tokens = len(submit.resume.output_ids) - submit.resume.num_retold_tokens
         for text in script.texts[num_tokens:]:
             if num_tokens == len(script.texts) // 2:
                 await script.midway.wait()

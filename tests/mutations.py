@@ -28,6 +28,7 @@ ONE_KIND = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "gpt_oss and
 STATES = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "zeroed")
 GOES_ON = ("tests/exact/test_resume.py", "-m", "not nightly", "-k", "in_its_cache")
 REPLAY = ("tests/integration/test_executor_replay.py",)
+SENT_AGAIN = ("tests/integration/test_gateway_sent_again.py",)
 SERVING = ("tests/unit/executor/serving",)
 DRAFTS = ("tests/exact/test_drafts.py", "-k", "three")
 DRAFTS_OF_A_HEAD = ("tests/exact/test_drafts_with_kv.py", "-k", "asynchronous")
@@ -778,9 +779,37 @@ MUTATIONS = (
     Mutation(
         "what is continued is numbered from zero",
         "services/gateway/executors/link.py",
-        "num_known=0 if resume is None else len(resume.output_ids),",
+        "num_known=0 if resume is None else resume.num_known_tokens,",
         "num_known=0,",
         ("tests/integration/test_gateway_moves.py", "-k", "would_have_been"),
+    ),
+    Mutation(
+        "a form does not hear of what a client who comes again has",
+        "services/gateway/http/answers.py",
+        "            self._chunks.tokens(delivered, as_one=True)\n",
+        "            pass\n",
+        SENT_AGAIN,
+    ),
+    Mutation(
+        "a client who comes again is told all once more",
+        "services/gateway/live/continuation.py",
+        "return tokens[num_old:]",
+        "return tokens",
+        SENT_AGAIN,
+    ),
+    Mutation(
+        "what an executor has not told again is not told by the next one",
+        "services/gateway/live/continuation.py",
+        "output_ids=self._begun if num_retold else self._ids,",
+        "output_ids=self._ids or self._begun,",
+        SENT_AGAIN,
+    ),
+    Mutation(
+        "a token too few is told again",
+        f"{EXECUTOR}/engine/replay.py",
+        "ending, first_told = None, len(output_ids) - num_retold",
+        "ending, first_told = None, len(output_ids) - num_retold + 1",
+        REPLAY,
     ),
     Mutation(
         "the deposit goes out when an executor is lost",
@@ -1149,8 +1178,8 @@ MUTATIONS = (
     Mutation(
         "half characters begin anew in an answer that goes on",
         f"{EXECUTOR}/engine/replay.py",
-        "known += [{id: None} for id in output_ids[-NUM_CONTEXT_TOKENS:]]",
-        "pass",
+        "return token_logprobs(id, known[-1], 0)",
+        "return token_logprobs(id, known.pop(), 0)",
         REPLAY,
     ),
     Mutation(

@@ -7,9 +7,9 @@ more.
 import sys
 
 from bench.document import measure_named
-from bench.failover import back, campaign, deaths, rolling, survivors
+from bench.failover import again, back, campaign, deaths, rolling, survivors
 
-BENCHMARKS = (deaths.BENCHMARK, rolling.BENCHMARK, survivors.BENCHMARK, back.BENCHMARK)
+BENCHMARKS = tuple(one.BENCHMARK for one in (deaths, rolling, survivors, back, again))
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["campaign"]:

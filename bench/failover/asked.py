@@ -133,9 +133,9 @@ def _body(
     return body | ({"prompt": said} if path == TEXT else {"messages": messages})
 
 
-async def ask(edge: Edge, asked: Asked) -> Got:
-    """Have one request answered."""
-    got = Got()
+async def ask(edge: Edge, asked: Asked, got: Got | None = None) -> Got:
+    """Have one request answered; `got`: what its reader has of it already."""
+    got = Got() if got is None else got
     parts = _over_grpc(edge, asked) if not asked.path else _over_http(edge, asked)
     try:
         async for said in parts:
@@ -232,7 +232,8 @@ def _counts(usage: dict[str, Any]) -> dict[str, Any]:
 
 async def _over_grpc(edge: Edge, asked: Asked) -> AsyncIterator[Said]:
     fields = dict(asked.body)
-    request = pb.GenerateRequest(model=edge.model, text=fields.pop("text"))
+    resume = fields.pop("resume", None)
+    request = pb.GenerateRequest(model=edge.model, text=fields.pop("text"), resume=resume)
     request.sampling.CopyFrom(gen.SamplingParams(**fields))
     request.service_level.consumption_rate_tps = RATE_TPS
     request.service_level.pace_tail = True

@@ -1,6 +1,7 @@
 """Two executors behind links that can be broken, and a gateway."""
 
 import json
+import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import datetime
@@ -19,6 +20,11 @@ from lab.stack.ports import free_port
 MODEL = "exactness"
 ENGINE_STALL_S = 6.0  # lowered: what is measured is that it is kept
 LINK_STALL_S = 3.0
+
+
+def free_edge() -> Edge:
+    """Return where a gateway may be."""
+    return Edge(f"http://127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}", MODEL)
 
 
 class Site:
@@ -50,8 +56,25 @@ class Site:
             for number in range(num_executors)
         ]
         self.links = [LinkProxy(executor.address) for executor in self.executors]
-        ports = free_port(), free_port()
-        self.edge = Edge(f"http://127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}", MODEL)
+        self.edge = free_edge()
+
+    @contextmanager
+    def gateway(self, edge: Edge, log: Path) -> Iterator["subprocess.Popen[str]"]:
+        """Run a gateway to the executors."""
+        settings = {
+            "EVENFLOW_GATEWAY_HTTP_PORT": edge.url.rpartition(":")[2],
+            "EVENFLOW_GATEWAY_GRPC_PORT": edge.grpc_address.rpartition(":")[2],
+            "EVENFLOW_GATEWAY_EXECUTORS": ",".join(link.address for link in self.links),
+            "EVENFLOW_GATEWAY_METRICS_PORT": 0,
+            "EVENFLOW_GATEWAY_TRACKER": self._tracker,
+            "EVENFLOW_GATEWAY_LINK_STALL_S": LINK_STALL_S,
+            "EVENFLOW_GATEWAY_ENGINE_STALL_S": ENGINE_STALL_S,
+        }
+        with (
+            log.open("w") as file,
+            running("services.gateway", settings=settings, log=file) as process,
+        ):
+            yield process
 
     @contextmanager
     def running(self, *, num_linked: int | None = None) -> Iterator["Site"]:
@@ -59,23 +82,13 @@ class Site:
         links of the others are to be entered.
         """
         linked = self.links[:num_linked]
-        settings = {
-            "EVENFLOW_GATEWAY_HTTP_PORT": self.edge.url.rpartition(":")[2],
-            "EVENFLOW_GATEWAY_GRPC_PORT": self.edge.grpc_address.rpartition(":")[2],
-            "EVENFLOW_GATEWAY_EXECUTORS": ",".join(link.address for link in self.links),
-            "EVENFLOW_GATEWAY_METRICS_PORT": 0,
-            "EVENFLOW_GATEWAY_TRACKER": self._tracker,
-            "EVENFLOW_GATEWAY_LINK_STALL_S": LINK_STALL_S,
-            "EVENFLOW_GATEWAY_ENGINE_STALL_S": ENGINE_STALL_S,
-        }
         with ExitStack() as stack:
             for executor in self.executors:
                 executor.start()
                 stack.callback(executor.stop)
             for link in linked:
                 stack.enter_context(link)
-            log = stack.enter_context((self._folder / "gateway.log").open("w"))
-            stack.enter_context(running("services.gateway", settings=settings, log=log))
+            stack.enter_context(self.gateway(self.edge, self._folder / "gateway.log"))
             for executor in self.executors:
                 executor.wait_serving()
             wait_until(lambda: is_ready(self.edge.url), "the gateway is ready")

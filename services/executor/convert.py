@@ -110,7 +110,7 @@ def _resume(submit: pb.Submit) -> Resume | None:
     _require(not submit.further_answers, "resume", "resume: is of one answer")
     _require(num_known > 0, "resume.output_ids", "resume.output_ids: must not be empty")
     _require(
-        num_known <= resume.max_tokens,
+        resume.max_tokens == 0 or num_known <= resume.max_tokens,
         "resume.max_tokens",
         "resume.max_tokens: is less than the answer has",
     )
@@ -118,6 +118,11 @@ def _resume(submit: pb.Submit) -> Resume | None:
         resume.num_delivered_tokens <= num_known,
         "resume.num_delivered_tokens",
         "resume.num_delivered_tokens: is more than the answer has",
+    )
+    _require(
+        resume.num_retold_tokens <= num_known,
+        "resume.num_retold_tokens",
+        "resume.num_retold_tokens: is more than the answer has",
     )
     return resume
 

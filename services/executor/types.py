@@ -83,12 +83,13 @@ class Resume:
     """An answer that was begun elsewhere. Instants are ages: clocks differ."""
 
     output_ids: OutputIds  # its tokens so far, at least one
-    max_tokens: PositiveInt  # of the whole answer; at least as many as `output_ids`
+    max_tokens: Count  # of the whole answer, at least as many as `output_ids`; 0: as if it began
     num_delivered_tokens: Count  # of `output_ids`, that its reader has
     last_due_age_s: Age  # since the newest of them was due at the reader
     arrived_age_s: Seconds  # since the request arrived at its gateway
     num_cached_tokens: Count  # of the prompt, when it was first computed
     prompt_digest: int  # 0: any prompt will do
+    num_retold_tokens: Count = 0  # the last of `output_ids`, that the gateway knows by ids alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +137,7 @@ class PreparedRequest:
     reads: bool = True  # the tokens to come are read, as far as is known
     resume: Resume | None = None
     replayed: Any = None  # a `Replayed`, of a resumed answer
+    retold: tuple[Token, ...] = ()  # tokens that it has, to be told before all else
 
 
 class RejectCode(Enum):

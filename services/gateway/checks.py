@@ -60,6 +60,21 @@ def check_context(request: GenerationRequest, max_model_len: int) -> None:
             )
 
 
+def check_begun(request: GenerationRequest) -> None:
+    """Raise InvalidRequestError for what cannot go on from tokens that the client has."""
+    begun = request.begun
+    if begun is None:
+        return
+    if request.echo:
+        raise InvalidRequestError(f"echo: not allowed together with {begun.name}", field="echo")
+    if request.is_resumable:
+        name = begun.name.removesuffix("resume") + "resumable"
+        raise InvalidRequestError(f"{name}: not allowed together with {begun.name}", field=name)
+    if request.sampling.logprobs is not None and request.num_undelivered_tokens:
+        rule = f"must be {len(begun.token_ids)}, all ids given: their log-probabilities are gone"
+        begun.refuse("delivered", rule)
+
+
 def check_length(num_tokens: int, max_model_len: int) -> None:
     """Raise ContextLengthError for what is to be tokenised, or was, and is far too long."""
     most = 2 * max_model_len

@@ -1,5 +1,6 @@
 """Protobuf <-> domain: the public gRPC API, the step stream and the tracker's registration."""
 
+from array import array
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -74,6 +75,12 @@ def prompt_from_proto(request: pb.GenerateRequest) -> Prompt:
             raise InvalidRequestError("prompt: text or token_ids is required", field="prompt")
         case name:
             raise InvalidRequestError(f"{name}: must not be empty", field=str(name))
+
+
+def begun_from_proto(resume: pb.Resume) -> types.Begun:
+    num_delivered = resume.delivered if resume.HasField("delivered") else len(resume.token_ids)
+    ids = array("i", resume.token_ids)
+    return types.Begun(token_ids=ids, num_delivered=num_delivered, name="resume")
 
 
 def chat_from_proto(

@@ -8,6 +8,7 @@ from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway import convert
 from services.gateway.access.api_keys import bind_address
+from services.gateway.checks import check_begun
 from services.gateway.errors import UnknownRequestError
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.live.repacing import repace
@@ -50,6 +51,7 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
         # As in vLLM's server, a model's own limit is for conversations.
         default = replace(self._dispatcher.default_sampling(request.model), max_tokens=None)
         checked = replace(_to_generation_request(request, prompt, default), echo=request.echo)
+        check_begun(checked)
         async for part in self._stream(checked, context):
             yield pb.GenerateResponse(
                 tokens=map(convert.token_to_proto, part.tokens),
@@ -65,6 +67,7 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
             convert.chat_from_proto(request.messages, request.options),
             self._dispatcher.default_sampling(request.model),
         )
+        check_begun(checked)
         async for part in self._stream(checked, context):
             yield pb.ChatResponse(
                 tokens=map(convert.token_to_proto, part.tokens),
@@ -127,7 +130,7 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
         async with self._dispatcher.generate(request) as generation:
             # A cancelled call does not close this generator before it is collected.
             context.add_done_callback(lambda _: self._dispatcher.drop(generation))  # type: ignore[arg-type]
-            is_first = True
+            is_first = not request.num_delivered_tokens  # else the client has the prompt, too
             async for tokens in generation.batches():
                 yield _Part(tokens, prompt=generation.prompt if is_first else None)
                 is_first = False
@@ -170,4 +173,5 @@ def _to_generation_request(
         priority=request.priority,
         returns_prompt_ids=request.returns_prompt_ids,
         is_resumable=request.resumable,
+        begun=convert.begun_from_proto(request.resume) if request.HasField("resume") else None,
     )

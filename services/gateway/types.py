@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import NewType, Protocol
+from typing import NewType, NoReturn, Protocol
 
 from msgspec import Struct
 
@@ -12,7 +12,7 @@ from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
 from services.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
-from services.kit.errors import ServiceError
+from services.kit.errors import InvalidRequestError, ServiceError
 from services.pacing.cause import Delay
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 
@@ -45,6 +45,27 @@ def estimated_num_tokens(prompt: Prompt) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """An answer that the client has a beginning of, and goes on with here."""
+
+    token_ids: Sequence[int]  # so far, at least one
+    num_delivered: int  # of these, that are not told again, >= 0
+    name: str  # what the client calls this
+
+    def __post_init__(self) -> None:
+        """Raise InvalidRequestError, naming the field, unless there are as many ids as it says."""
+        if not self.token_ids or min(self.token_ids) < 0:
+            self.refuse("token_ids", "must be ids of tokens, at least one")
+        if not 0 <= self.num_delivered <= len(self.token_ids):
+            self.refuse("delivered", f"must be from 0 to {len(self.token_ids)}, the ids given")
+
+    def refuse(self, member: str, rule: str) -> NoReturn:
+        """Raise InvalidRequestError naming a member of this."""
+        field = f"{self.name}.{member}"
+        raise InvalidRequestError(f"{field}: {rule}", field=field)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """What a client asks for, checked."""
 
@@ -63,6 +84,7 @@ class GenerationRequest:
     is_resumable: bool = False  # its reader may leave and come back
     rendered_at_s: float = 0.0  # what a chat template's clock reads, since the epoch; 0: now
     parent_id: RequestId | None = None  # the client's name for it, where it is one of several
+    begun: Begun | None = None  # what the client has of the answer
 
     @property
     def shared_cache(self) -> str:
@@ -70,6 +92,21 @@ class GenerationRequest:
         of which nothing is known. No tenant's name and no salt has a line end.
         """
         return f"{self.tenant}\n{self.cache_salt}" if self.cache_salt else self.tenant
+
+    @property
+    def num_begun_tokens(self) -> int:
+        """Return how many tokens the answer has already, which are computed as a prompt's are."""
+        return 0 if self.begun is None else len(self.begun.token_ids)
+
+    @property
+    def num_delivered_tokens(self) -> int:
+        """Return how many of these the client has got."""
+        return 0 if self.begun is None else self.begun.num_delivered
+
+    @property
+    def num_undelivered_tokens(self) -> int:
+        """Return how many of these are to be told."""
+        return self.num_begun_tokens - self.num_delivered_tokens
 
     @property
     def is_for_reading(self) -> bool:
@@ -133,12 +170,18 @@ class Resume:
     """An answer that was begun elsewhere, as it is handed over. Ages are in seconds."""
 
     output_ids: Sequence[int]  # so far, at least one
-    max_tokens: int  # that the whole answer may have
+    max_tokens: int  # that the whole answer may have; 0: what the request says
     num_delivered_tokens: int  # that its reader has
     last_due_age_s: float  # since the newest token was due at the reader; < 0: it is due later
     arrived_age_s: float  # since the request came in
     prompt_digest: int  # of the prompt's tokens; 0: not known
     num_cached_tokens: int = 0  # of the prompt, where it was begun; told with the ending alone
+    num_retold_tokens: int = 0  # the last of `output_ids`, of which nothing but the ids is known
+
+    @property
+    def num_known_tokens(self) -> int:
+        """Return how many of `output_ids` the gateway has whole."""
+        return len(self.output_ids) - self.num_retold_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

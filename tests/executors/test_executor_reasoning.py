@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from lab.stack.processes import EXIT_TIMEOUT_S, assert_gone
 from lab.thinking_model import END_OF_THOUGHT, save_thinking_model
 from tests.executors.continuing import assert_goes_on
 from tests.gateways import gateway_for
+from tests.sent_again import Body, again, behind, events_of, ids_in, with_ids
 from tests.stock_requests import PROMPT
 
 pytestmark = pytest.mark.timeout(3_600)
@@ -254,6 +256,81 @@ async def test_an_answer_of_an_adapter_goes_on(gateway: GatewayStream) -> None:
     answer = await gateway.ask("adapter", **fields)
 
     await assert_goes_on(gateway, "adapter", answer, **fields)
+
+
+HOT = {"temperature": 1, "seed": 1, "max_tokens": 40}
+CHAT_AGAIN = {"model": MODEL, "messages": [{"role": "user", "content": "Rain?"}], "stream": True}
+TEXT_AGAIN = {"model": MODEL, "prompt": "Rain?", "stream": True}
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"x": {}}}}
+SENT_AGAIN: dict[str, tuple[str, Body]] = {
+    "greedy": (TEXT_AGAIN, {"temperature": 0, "max_tokens": 40}),
+    "penalties": (TEXT_AGAIN, {**HOT, "presence_penalty": 1.5, "frequency_penalty": 0.5}),
+    "likely": (TEXT_AGAIN, {**HOT, "logprobs": 1, "ignore_eos": True}),
+    "thoughts": (CHAT_AGAIN, {**HOT, "logit_bias": {str(END_OF_THOUGHT): 6.0}}),
+    "form": (
+        CHAT_AGAIN,
+        {
+            **HOT,
+            "logit_bias": {str(END_OF_THOUGHT): 7.0},
+            "structured_outputs": {"regex": "[a-z]{9}é[a-z]{9}"},
+        },
+    ),
+    "call": (
+        CHAT_AGAIN,
+        {
+            **HOT,
+            "logit_bias": {str(END_OF_THOUGHT): 100.0},
+            "tools": [{"type": "function", "function": FUNCTION}],
+            "tool_choice": "required",
+        },
+    ),
+}
+
+
+def of_any_call(events: list[str]) -> list[str]:
+    """Return events with calls that have no name of their own, and floats to three places."""
+    rounded = [re.sub(r"-?\d+\.\d+", lambda one: f"{float(one[0]):.3f}", event) for event in events]
+    return [re.sub(r"chatcmpl-tool-\w+", "call", event) for event in rounded]
+
+
+@pytest.mark.parametrize("name", SENT_AGAIN)
+async def test_an_answer_that_is_sent_again_goes_on(executor: ExecutorProcess, name: str) -> None:
+    """With some of its tokens told again, or none; characters are cut in two."""
+    first, more = SENT_AGAIN[name]
+    body = with_ids(first | more)
+    path = "/v1/completions" if "prompt" in first else "/v1/chat/completions"
+    async with gateway_for(executor) as client:
+        await client.wait_ready()
+        whole = of_any_call(await events_of(client, path, body))
+        ids = ids_in(whole)
+        assert len(ids) > 8
+        for given in (1, 2, len(ids) // 2, len(ids) // 2 + 1, len(ids) - 1, len(ids)):
+            for delivered in {given} if name == "likely" else {0, given // 2, given}:
+                rest = await events_of(client, path, again(body, ids[:given], delivered))
+
+                assert of_any_call(rest) == behind(whole, delivered), (given, delivered)
+
+
+@pytest.mark.parametrize(
+    ("ids", "more", "why"),
+    [
+        ([5, 1 << 20], {}, "must be in"),
+        ([5, 6, 7], {"max_tokens": 2}, "more than 2"),
+        ([END_OF_THOUGHT, 5], {"structured_outputs": {"regex": "[a-z]{9}"}}, "cannot go on"),
+        ([5, 6, 7], {"stop_token_ids": [6]}, "ended before"),
+    ],
+    ids=["no such token", "too many", "another form's", "behind the end"],
+)
+async def test_ids_with_which_no_answer_goes_on_are_refused(
+    executor: ExecutorProcess, ids: list[int], more: Body, why: str
+) -> None:
+    async with gateway_for(executor) as client:
+        await client.wait_ready()
+        answer = await client.http.post("/v1/chat/completions", json=again(CHAT_AGAIN | more, ids))
+
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == "evenflow.resume.token_ids"
+    assert why in answer.json()["error"]["message"]
 
 
 async def test_a_request_whose_reader_has_stopped_gives_way_and_goes_on_where_it_was(

@@ -89,6 +89,27 @@ def test_the_rest_of_the_text_and_of_probabilities_is_as_undisturbed_wherever_it
         assert [front.step(id, scored=True) for id in ids[cut:]] == undisturbed[cut:]
 
 
+@pytest.mark.parametrize("logprobs", [None, 1])
+def test_what_is_told_again_is_what_was_told(
+    tokenizer: Any, ids: list[int], logprobs: int | None
+) -> None:
+    sampling = {"logprobs": logprobs, "stop": ["not in it"]}
+    whole = Front(tokenizer, **sampling)
+    undisturbed = [whole.step(id, scored=logprobs is not None) for id in ids]
+    for num_retold in range(len(ids) + 1):
+        core = make_core(**sampling)
+        found = Replay(core, tokenizer, CACHED).run(
+            ids, max_model_len=MAX_MODEL_LEN, num_retold=num_retold
+        )
+
+        first = len(ids) - num_retold
+        assert [token.id for token in found.retold] == ids[first:]
+        told = [
+            (token.text, token.logprobs and token.logprobs.chosen.token) for token in found.retold
+        ]
+        assert told == undisturbed[first:]
+
+
 def ending(tokenizer: Any, ids: list[int], **sampling: Any) -> tuple[object, str]:
     found = replay(tokenizer, ids, **sampling).ending
     assert found is not None
@@ -146,6 +167,9 @@ def test_a_parser_is_told_of_each_token_by_itself(tokenizer: Any, ids: list[int]
     found = replay(tokenizer, ids, reporting, stop_token_ids=[ids[-1]]).ending
 
     assert [told for _, (told,), _ in parser.told] == ids
+    again = Replay(make_core(), tokenizer, Reporting(parser=RecordingParser()))
+    retold = again.run(ids, max_model_len=MAX_MODEL_LEN, num_retold=2).retold
+    assert [(token.id, token.is_read) for token in retold] == [(id, False) for id in ids[-2:]]
     last_text = tokenizer.decode([ids[-1]])
     assert "".join(text for text, _, _ in parser.told) == TEXT.removesuffix(last_text)
     assert [is_last for _, _, is_last in parser.told] == [False] * (len(ids) - 1) + [True]

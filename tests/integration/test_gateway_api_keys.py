@@ -474,3 +474,14 @@ async def test_anthropic_s_clients_show_their_key_in_a_header_of_their_own(clien
 
     assert used_up.value.body["error"]["type"] == "rate_limit_error"
     assert unknown.value.body["error"]["type"] == "authentication_error"
+
+
+async def test_ids_that_a_client_sends_again_count_as_its_prompt_does(client: Client) -> None:
+    before = [counted(kind) for kind in ("prompt", "output")]
+    body = chat_body(evenflow={"resume": {"token_ids": [100, 101]}})
+    answer = await client.http.post(URL, json=body, headers=bearer(CAROL))
+    await client.wait_idle()
+    after = [counted(kind) for kind in ("prompt", "output")]
+
+    assert answer.json()["choices"][0]["message"]["content"] == " world"
+    assert [b - a for a, b in zip(before, after, strict=True)] == [NUM_PROMPT_TOKENS + 2, 1]

@@ -169,7 +169,9 @@ class Engine:
         core, processor = prepared.core_request, self._llm.output_processor
         replay = Replay(core, processor.tokenizer, _reporting(prepared))
         max_model_len = self._llm.model_config.max_model_len
-        replayed = replay.run(resume.output_ids, max_model_len=max_model_len)
+        replayed = replay.run(
+            resume.output_ids, max_model_len=max_model_len, num_retold=resume.num_retold_tokens
+        )
         reads = prepared.reads if prepared.parser is None else prepared.parser.is_read
         begun = Begun(
             list(resume.output_ids),
@@ -179,7 +181,7 @@ class Engine:
         )
         sampling = core.sampling_params
         sampling.extra_args = with_begun(sampling.extra_args, begun, reads=reads)
-        return replace(prepared, replayed=replayed, reads=reads)
+        return replace(prepared, replayed=replayed, retold=replayed.retold, reads=reads)
 
     async def tokenize(
         self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions

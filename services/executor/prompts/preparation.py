@@ -24,6 +24,7 @@ from services.executor.prompts.json_forms import fault_of_tools, kept_form, with
 from services.executor.prompts.prompt_renderer import PromptRenderer, rejection_of
 from services.executor.prompts.resumption import (
     cannot_resume,
+    check_count,
     check_ids,
     check_place,
     prompt_digest,
@@ -143,16 +144,20 @@ class Preparation:
 
     def _max_tokens(self, submission: Submission, prompt_ids: Sequence[int]) -> int:
         """Return how many tokens an answer may have. Raises `RejectedError`."""
-        max_model_len = self._llm.model_config.max_model_len
-        if submission.resume is not None:
-            check_place(submission.resume, prompt_ids, max_model_len=max_model_len)
-            return submission.resume.max_tokens
-        return resolve_max_tokens(
+        max_model_len, resume = self._llm.model_config.max_model_len, submission.resume
+        if resume is not None:
+            check_place(resume, prompt_ids, max_model_len=max_model_len)
+            if resume.max_tokens:
+                return resume.max_tokens
+        max_tokens = resolve_max_tokens(
             submission.sampling.max_tokens,
             prompt=submission.prompt,
             num_prompt_tokens=len(prompt_ids),
             max_model_len=max_model_len,
         )
+        if resume is not None:
+            check_count(resume, max_tokens)
+        return max_tokens
 
     def _answer(self, core_request: Any, submission: Submission) -> Any:
         """Return the engine's request for one answer, made from that for any answer, as vLLM makes

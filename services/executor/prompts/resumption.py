@@ -22,6 +22,13 @@ def check_ids(resume: Resume, *, vocabulary_size: int) -> None:
         raise RejectedError(malformed(message, "resume.output_ids"))
 
 
+def check_count(resume: Resume, max_tokens: int) -> None:
+    """Raise `RejectedError` for an answer that has more tokens than it may have here."""
+    if len(resume.output_ids) > max_tokens:
+        message = f"resume.output_ids: are more than {max_tokens}, all that the answer may have"
+        raise RejectedError(malformed(message, "resume.output_ids"))
+
+
 def check_place(resume: Resume, prompt_ids: Sequence[int], *, max_model_len: int) -> None:
     """Raise `RejectedError` if the answer was to another prompt, or has no room here."""
     if resume.prompt_digest not in (0, prompt_digest(prompt_ids)):

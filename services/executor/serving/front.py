@@ -220,7 +220,8 @@ class Front:
             message = self._no_such_model(model)
             return Rejection(code=RejectCode.UNKNOWN_MODEL, field="model", message=message)
         most = self._max_num_reqs
-        if submissions[0].resume is not None:
+        resume = submissions[0].resume
+        if resume is not None and not resume.num_retold_tokens:
             most += most // RESUMED_SHARE
         if self.num_live + len(submissions) > most:
             message = f"{most} requests are live; try again later"

@@ -10,7 +10,7 @@ import structlog
 
 from services.executor.engine.collector import DeltaSink
 from services.executor.metrics import FRAME_TOKENS, FRAMES, REQUESTS
-from services.executor.serving.progress import ProgressSink
+from services.executor.serving.progress import ProgressSink, status_after
 from services.executor.serving.request_trace import RequestTrace
 from services.executor.serving.step_stream import Acceptance, Frame, StepStream
 from services.executor.types import (
@@ -204,12 +204,14 @@ class Session:
             prepared.num_prompt_tokens, prepared.max_tokens, prepared.prompt_digest
         )
         if resume := prepared.resume:
-            live.num_generated = len(resume.output_ids)
+            live.num_generated = len(resume.output_ids) - resume.num_retold_tokens
             live.num_delivered = resume.num_delivered_tokens
         self._stream.accept(live.submission.request_id, acceptance, num_known=live.num_generated)
         self._note(live, RequestStatus.QUEUED)
         live.engine_id = prepared.engine_id
         live.prompt, live.reads = _echoed_prompt(live.submission, prepared), prepared.reads
+        if prepared.retold:
+            self._push(live, Delta(prepared.retold))
         await self._engine.add(prepared, partial(self._on_delta, live))
 
     def _is_live(self, live: StreamedRequest) -> bool:
@@ -232,12 +234,15 @@ class Session:
     def _on_delta(self, live: StreamedRequest, delta: Delta) -> None:
         if not self._is_live(live):
             return
-        self._stream.push(live.submission.request_id, delta, prompt=live.echo(delta))
         self._note_turn(live, delta)
-        live.num_generated += len(delta.tokens)
+        self._push(live, delta)
         self._note(live, status_after(delta, live.num_generated))
         if delta.ending is not None:
             self._end(live, delta.ending)
+
+    def _push(self, live: StreamedRequest, delta: Delta) -> None:
+        self._stream.push(live.submission.request_id, delta, prompt=live.echo(delta))
+        live.num_generated += len(delta.tokens)
 
     def _note_turn(self, live: StreamedRequest, delta: Delta) -> None:
         """Tell the scheduler where an answer begins to be read, or is not any more."""
@@ -380,19 +385,6 @@ def _echoed_prompt(submission: Submission, prepared: PreparedRequest) -> EchoedP
         return None
     text = prepared.text or "" if submission.echo else ""
     return EchoedPrompt(text, token_ids=prepared.prompt_ids)
-
-
-def status_after(delta: Delta, num_generated: int) -> RequestStatus:
-    """Return where a request is after a step."""
-    match delta.ending:
-        case None:
-            return RequestStatus.DECODING if num_generated else RequestStatus.QUEUED
-        case Failure():
-            return RequestStatus.FAILED
-        case FinishReason.CANCELLED:
-            return RequestStatus.CANCELLED
-        case _:
-            return RequestStatus.FINISHED
 
 
 def result_label(ending: Ending) -> str:

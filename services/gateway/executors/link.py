@@ -146,7 +146,7 @@ class ExecutorLink:
         self._check_size(submit.ByteSize())
         session.inflight.add(
             {answer.request.request_id: answer.sink for answer in answers},
-            num_known=0 if resume is None else len(resume.output_ids),
+            num_known=0 if resume is None else resume.num_known_tokens,
         )
         session.outbox.submit(submit)
 

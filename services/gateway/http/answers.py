@@ -112,7 +112,8 @@ class WholeAnswers(GeneratedAnswers):
         tokens: list[Token] = []
         num_entries = 0
         async for batch in generation.batches():
-            if not batch[0].index:  # its first tokens; again, if it begins again elsewhere
+            # Its first tokens; again, if it begins again elsewhere.
+            if batch[0].index == generation.request.num_delivered_tokens:
                 size.take_back(num_entries)
                 tokens, num_entries = [], 0
                 if prompt := generation.prompt:
@@ -192,10 +193,12 @@ class StreamedAnswers(GeneratedAnswers):
 
     async def _write(self, stream: EventStream, generation: Generation, index: int) -> Finish:
         chunks = self._form.writer(index, generation.num_prompt_tokens)
-        if events := chunks.beginning():
-            await stream.send(events)
-        await generation.write_to(_AnswerEvents(stream, chunks, generation))
+        if beginning := chunks.beginning():
+            await stream.send(beginning)
+        events = _AnswerEvents(stream, chunks, generation)
+        await generation.write_to(events)
         finish = _uncancelled(generation)
+        events.pass_over()
         await stream.send(chunks.ending(finish))
         self._dispatcher.drop(generation)  # its place is free, though other answers go on
         return finish
@@ -217,10 +220,24 @@ class _AnswerEvents:
     async def opened(self) -> None:
         await self._stream.body.opened()
 
+    def pass_over(self) -> None:
+        """Have the form know what the client has got already, prompt and all, and tell nothing."""
+        if delivered := self._generation.continuation.take_delivered():
+            self._prompt()
+            self._chunks.tokens(delivered, as_one=True)
+
+    def _prompt(self) -> bytes:
+        """Return the event that gives the prompt back, if it is time for it."""
+        prompt = self._generation.prompt
+        if not self._prompt_is_due or prompt is None:
+            return b""
+        self._prompt_is_due = False
+        return self._chunks.prompt(prompt)
+
     def write(self, tokens: Sequence[Token], *, as_one: bool) -> None:
-        if self._prompt_is_due and (prompt := self._generation.prompt) is not None:
-            self._prompt_is_due = False
-            self._stream.write(self._chunks.prompt(prompt))
+        self.pass_over()
+        if prompt := self._prompt():
+            self._stream.write(prompt)
         if events := self._chunks.tokens(tokens, as_one=as_one):
             self._stream.write(events)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from services.gateway import metrics
-from services.gateway.types import Continued, Resume, Token
+from services.gateway.types import Begun, Continued, Resume, Token
 from services.pacing.attainment import DELIVERY_TOLERANCE_S
 from services.pacing.cause import Cause, Delay
 
@@ -17,16 +17,21 @@ class Continuation:
     where it is.
     """
 
-    def __init__(self, max_kept_tokens: int) -> None:
-        """Keep the ids of so many tokens at most; 0: of none."""
+    def __init__(self, max_kept_tokens: int, begun: Begun | None = None) -> None:
+        """Keep the ids of so many tokens at most; 0: of none. An executor tells those of `begun`
+        again.
+        """
         self._max_kept_tokens = max_kept_tokens
+        self._begun: Sequence[int] = () if begun is None else begun.token_ids
+        self._num_delivered = 0 if begun is None else begun.num_delivered
+        self._delivered: list[Token] = []  # that were told again, and not taken
         self._ids = array("i")
         self._num_tokens = 0
         self.max_tokens = 0  # that the whole answer may have; 0: not known
         self.prompt_digest = 0
         self.moves = 0
         self.continued = Continued.IDENTICAL
-        self.begun_s: float | None = None  # when the first token of its present executor came
+        self.begun_s: float | None = None  # when its present executor's first own token came
         self.gap_since_s: float | None = None  # since when it has no executor, until tokens come
 
     @property
@@ -34,20 +39,31 @@ class Continuation:
         """Say whether all ids are here."""
         return len(self._ids) == self._num_tokens
 
-    def add(self, tokens: Sequence[Token], generated_s: float) -> None:
-        """Take in the next tokens."""
-        if self.begun_s is None:
-            self.begun_s = generated_s
-        is_complete = self.is_complete
+    def add(self, tokens: Sequence[Token], generated_s: float) -> Sequence[Token]:
+        """Take in the next tokens. Returns those that the client has not got already."""
+        is_complete, num_old = self.is_complete, max(0, self._num_delivered - self._num_tokens)
         self._num_tokens += len(tokens)
+        if self.begun_s is None and self._num_tokens > len(self._begun):
+            self.begun_s = generated_s
         if self._num_tokens > self._max_kept_tokens:
             self._ids = array("i")
         elif is_complete:
             self._ids.extend([token.id for token in tokens])
+        if not num_old:
+            return tokens
+        self._delivered.extend(tokens[:num_old])
+        return tokens[num_old:]
+
+    def take_delivered(self) -> Sequence[Token]:
+        """Return the tokens that the client has got already, once: what comes after depends on
+        them. All are here before any other.
+        """
+        delivered, self._delivered = self._delivered, []
+        return delivered
 
     def forget(self) -> None:
         """Begin again without any token."""
-        self._ids, self._num_tokens = array("i"), 0
+        self._ids, self._num_tokens, self._delivered = array("i"), 0, []
 
     def moved(self, how: Continued) -> None:
         """Take in that another executor has the answer, or its own again."""
@@ -74,10 +90,12 @@ class Continuation:
         self, *, num_delivered: int, last_due_age_s: float, arrived_age_s: float
     ) -> Resume | None:
         """Return what hands the answer over; None: there is nothing of it yet."""
-        if not self._num_tokens:
+        num_retold = max(0, len(self._begun) - self._num_tokens)
+        if not self._num_tokens and not num_retold:
             return None
         return Resume(
-            output_ids=self._ids,
+            output_ids=self._begun if num_retold else self._ids,
+            num_retold_tokens=num_retold,
             max_tokens=self.max_tokens,
             num_delivered_tokens=num_delivered,
             last_due_age_s=last_due_age_s,

@@ -26,6 +26,7 @@ class DeliveryRecord:
         self._level = request.service_level
         self._is_paced = max_held_s(request.service_level) == math.inf
         self._is_timed = request.delivery is Delivery.STREAMED
+        self._num_had = request.num_delivered_tokens  # that the client had before
         self._reading = Reading(interval_s)
         self._arrived_s = arrived_s
         self.ttft_s: float | None = None  # known once the first token was written, if it is timed
@@ -108,6 +109,11 @@ class DeliveryRecord:
     def forget(self) -> None:
         """Begin again without any token: those of a whole answer, which its reader has not got."""
         self.num_written = 0
+
+    @property
+    def num_delivered(self) -> int:
+        """Return how many tokens of the answer the reader has, however it got them."""
+        return self._num_had + self.num_written
 
     @property
     def runs_dry_s(self) -> float:

@@ -392,13 +392,13 @@ class Dispatcher:
 
 def _record(generation: Generation) -> None:
     """Write down what an ended request has cost, and whom."""
-    num_prompt = generation.num_prompt_tokens
+    num_prompt, num_begun = generation.num_prompt_tokens, generation.request.num_begun_tokens
     num_output = generation.num_tokens - num_prompt
     whose: dict[str, str] = {}
     if generation.caller is not None:
         whose["api_key"] = name = generation.caller.name
-        metrics.KEY_TOKENS.labels(name, "prompt").inc(num_prompt)
-        metrics.KEY_TOKENS.labels(name, "output").inc(num_output)
+        metrics.KEY_TOKENS.labels(name, "prompt").inc(num_prompt + min(num_begun, num_output))
+        metrics.KEY_TOKENS.labels(name, "output").inc(max(0, num_output - num_begun))
     log.info(
         "request_ended",
         request_id=generation.request.request_id,

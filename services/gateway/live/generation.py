@@ -50,7 +50,7 @@ class Generation:
         self.clipped_max_tokens: int | None = None  # then, too; None: as asked for
         self.prompt: EchoedPrompt | None = None  # known with the first token, if asked for
         self.caller = current_caller()
-        self.continuation = Continuation(limits.max_kept_tokens)
+        self.continuation = Continuation(limits.max_kept_tokens, request.begun)
         self._holder: Holder = NOBODY
         self._clock = clock
         self._arrived_s = arrived_s
@@ -102,16 +102,16 @@ class Generation:
         self.prompt = prompt if self.prompt is None else self.prompt + prompt
 
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
-        num_tokens = len(tokens)
-        self._num_generated += num_tokens
-        self.continuation.add(tokens, generated_s)
+        self._num_generated += len(tokens)
+        if not (tokens := self.continuation.add(tokens, generated_s)):
+            return
         if self.continuation.gap_since_s is not None:
             tokens = self.continuation.end_gap(tokens, generated_s, self.runs_dry_s)
         num_held = self._paced.push(tokens, generated_s)
         if num_held and not tokens[-1].is_read and any(token.tool_calls for token in tokens):
             self._paced.flush()  # a program waits for the call, and for the text before it
             num_held = 0
-        self._record.generated(num_tokens, num_held, generated_s)
+        self._record.generated(len(tokens), num_held, generated_s)
         if num_held:
             self._reader.deposited(num_held)
 
@@ -150,9 +150,11 @@ class Generation:
     def resume(self) -> Resume | None:
         """Return what hands the answer over to another executor; None: it begins there."""
         now_s, turn_s = self._clock(), self._paced.turn_s
+        if turn_s is None:
+            turn_s = self._arrived_s + self._interval_s * self.request.num_undelivered_tokens
         return self.continuation.resume(
-            num_delivered=self._record.num_written,
-            last_due_age_s=now_s - (self._arrived_s if turn_s is None else turn_s),
+            num_delivered=self._record.num_delivered,
+            last_due_age_s=now_s - turn_s,
             arrived_age_s=now_s - self._arrived_s,
         )
 
@@ -318,7 +320,7 @@ class Generation:
         answer = self._answer
         is_refused = answer.done() and not answer.cancelled() and answer.exception() is not None
         if not self.num_prompt_tokens and not is_refused:
-            return estimated_num_tokens(self.request.prompt)
+            return estimated_num_tokens(self.request.prompt) + self.request.num_begun_tokens
         return self.num_prompt_tokens + self._num_generated
 
     @property
@@ -393,7 +395,7 @@ class Generation:
         """
         now_s = self._clock()
         self._record.written(tokens, now_s, now_s if there_s is None else there_s)
-        self._holder.progressed(self._record.num_written)
+        self._holder.progressed(self._record.num_delivered)
 
     def _see_refusal(self) -> None:
         if self._answer.done() and not self._answer.cancelled():

@@ -8,6 +8,7 @@ import structlog
 
 from services.gateway.checks import fits_context
 from services.gateway.errors import (
+    CannotResumeError,
     ContextLengthError,
     FormsBusyError,
     LinkBrokenError,
@@ -20,9 +21,17 @@ from services.gateway.live.route import LiveRequest, Routes
 from services.gateway.types import GenerationRequest, RequestId, ServedModel
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit import rpc
-from services.kit.errors import DeadlineError, OverloadedError, ServiceError, UnavailableError
+from services.kit.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    OverloadedError,
+    ServiceError,
+    UnavailableError,
+)
 
 log = structlog.get_logger()
+
+_OUTPUT_IDS = "resume.output_ids"  # what executors call the tokens that an answer has
 
 
 class Placing:
@@ -128,6 +137,8 @@ class Placing:
                     self._links[address].abandon(live.generation.request.request_id)
             if isinstance(error, TimeoutError):
                 raise DeadlineError("the executor did not answer in time") from None
+            if isinstance(error, CannotResumeError | InvalidRequestError):
+                raise _named(error, answers[0].generation.request) from None
             raise
 
     async def _elsewhere(self, answers: Sequence[LiveRequest], error: ServiceError) -> None:
@@ -159,3 +170,14 @@ class Placing:
         """Return the text of tokens. Raises as `tokenize` does."""
         link = self._links[self._choose(model, set()).address]
         return await link.detokenize(ids, fair_key=fair_key)
+
+
+def _named(error: ServiceError, request: GenerationRequest) -> ServiceError:
+    """Return a refusal with the names that the client knows: of an answer that the client has a
+    beginning of, the ids are at fault if it cannot go on.
+    """
+    begun, field = request.begun, getattr(error, "field", "")
+    if begun is None or not (isinstance(error, CannotResumeError) or field == _OUTPUT_IDS):
+        return error
+    name = f"{begun.name}.token_ids"
+    return InvalidRequestError(f"{name}: {str(error).removeprefix(f'{_OUTPUT_IDS}: ')}", field=name)

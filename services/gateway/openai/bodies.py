@@ -32,7 +32,7 @@ from services.gateway.openai.fields import (
     TokenId,
     json_text,
 )
-from services.gateway.openai.sampled import SampledBody
+from services.gateway.openai.sampled import CompletionLevelBody, SampledBody
 from services.gateway.openai.tools import (
     ChosenTool,
     Message,
@@ -113,6 +113,7 @@ class RequestBody(LenientBody, SampledBody):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
     stream_options: StreamOptions | None = None
+    evenflow: CompletionLevelBody = CompletionLevelBody()
 
     @field_validator("stream_options")
     @classmethod

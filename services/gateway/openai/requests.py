@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from services.gateway import types
+from services.gateway.checks import check_begun
 from services.gateway.openai.bodies import RequestBody
 from services.gateway.types import GenerationRequest, RequestId
 from services.generation.prompts import Prompt
@@ -38,6 +39,10 @@ def to_generation_requests(
     if num_answers > 1 and len(request_id) > MAX_PARENT_ID_LENGTH:
         rule = f"must have at most {MAX_PARENT_ID_LENGTH} characters for several answers"
         raise InvalidRequestError(f"x-request-id: {rule}", field="x-request-id")
+    resume = body.evenflow.resume
+    if resume is not None and num_answers > 1:
+        name = "n" if body.n > 1 else "prompt"
+        raise InvalidRequestError(f"{name}: one answer goes on with evenflow.resume", field=name)
     first = body.request(
         request_id,
         prompts[0],
@@ -46,7 +51,9 @@ def to_generation_requests(
         echo=body.gives_prompt_back,
         returns_prompt_ids=body.return_token_ids,
         parent_id=request_id if num_answers > 1 else None,
+        begun=None if resume is None else resume.begun(),
     )
+    check_begun(first)
     return [_answer(first, prompts[k // body.n], k, k % body.n) for k in range(num_answers)]
 
 

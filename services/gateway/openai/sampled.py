@@ -2,6 +2,7 @@
 due.
 """
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -20,11 +21,13 @@ from services.gateway.openai.fields import (
     Penalty,
     TemplateVariables,
     TokenBiases,
+    TokenId,
     TokenIds,
 )
 from services.gateway.types import (
     MAX_RATE_TPS,
     MIN_RATE_TPS,
+    Begun,
     Delivery,
     GenerationRequest,
     RequestId,
@@ -70,6 +73,28 @@ class ServiceLevelBody(StrictBody):
     max_in_hand_s: InHandS = None
     resumable: bool = False  # a reader who has left may take the stream up again
     strict: bool = False  # refuse what has no effect
+
+
+class ResumeBody(StrictBody):
+    """The beginning of an answer that the client has, to go on with."""
+
+    token_ids: list[TokenId] = Field(min_length=1, max_length=limits.MAX_TOKENS)
+    delivered: int | None = Field(default=None, ge=0)  # of these, not told again; None: all
+
+    def begun(self) -> Begun:
+        """Return it. Raises InvalidRequestError for more delivered than there are."""
+        num_delivered = len(self.token_ids) if self.delivered is None else self.delivered
+        return Begun(
+            token_ids=array("i", self.token_ids),
+            num_delivered=num_delivered,
+            name="evenflow.resume",
+        )
+
+
+class CompletionLevelBody(ServiceLevelBody):
+    """The extension object where answers tell their tokens' ids."""
+
+    resume: ResumeBody | None = None
 
 
 def _change_schema(low: float, high: float) -> WithJsonSchema:

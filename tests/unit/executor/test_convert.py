@@ -142,10 +142,11 @@ def test_what_an_answer_has_already_is_kept() -> None:
     [
         ({"output_ids": []}, "resume.output_ids"),
         ({"output_ids": [5, -1]}, "resume.output_ids"),
-        ({"max_tokens": 0}, "resume.max_tokens"),
         ({"max_tokens": 2}, "resume.max_tokens"),
         ({"num_delivered_tokens": -1}, "resume.num_delivered_tokens"),
         ({"num_delivered_tokens": 4}, "resume.num_delivered_tokens"),
+        ({"num_retold_tokens": -1}, "resume.num_retold_tokens"),
+        ({"num_retold_tokens": 4}, "resume.num_retold_tokens"),
         ({"last_due_age_s": float("nan")}, "resume.last_due_age_s"),
         ({"arrived_age_s": -0.1}, "resume.arrived_age_s"),
         ({"arrived_age_s": float("inf")}, "resume.arrived_age_s"),

@@ -111,7 +111,8 @@ class Moves:
         if live is None or not live.generation.num_prompt_tokens:
             return  # it is gone, or was cancelled before anything of it was done
         before, live.home = live.home, live.asked
-        live.started_s, live.num_at_start = self._clock(), live.generation.num_generated
+        num_there = max(live.generation.num_generated, live.generation.request.num_begun_tokens)
+        live.started_s, live.num_at_start = self._clock(), num_there
         live.generation.continuation.begun_s = None
         live.is_called_off = False
         self._routes.register(route, live.generation)

@@ -94,6 +94,7 @@ class FakeEngine:
                 prompt_ids=PROMPT_IDS if one.returns_prompt_ids else (),
                 reads=self.reads,
                 resume=one.resume,
+                retold=retold_of(one.resume),
             )
             for one in submissions
         ]
@@ -584,6 +585,31 @@ async def test_an_answer_goes_on_behind_its_tokens_and_its_prompt_is_not_given_b
     assert progress.notes[-1] == ("a", 4, RequestStatus.DECODING)
 
 
+def retold_of(resume: Resume | None) -> tuple[Token, ...]:
+    """Return the tokens that are told again: thoughts."""
+    num_retold = 0 if resume is None else resume.num_retold_tokens
+    ids = resume.output_ids[-num_retold:] if resume is not None and num_retold else ()
+    return tuple(Token(id, "", reasoning="t", is_read=False) for id in ids)
+
+
+async def test_tokens_are_told_again_to_a_gateway_that_has_their_ids_alone(
+    front: Front, session: Session, engine: FakeEngine, progress: RecordedProgress
+) -> None:
+    resume = make_resume(5, 6, 7, num_retold_tokens=3)
+    session.submit([make_submission("a", returns_prompt_ids=True, resume=resume)])
+    await settle()
+    told = (await next_frame(session)).outputs["a"]
+    assert front.num_deposited == 2
+    engine.generate("a", 8)
+    output = (await next_frame(session)).outputs["a"]
+
+    assert (told.first_token_index, [token.id for token in told.tokens]) == (0, [5, 6, 7])
+    assert told.prompt is not None
+    assert (output.first_token_index, [token.id for token in output.tokens]) == (3, [8])
+    assert engine.turns == []  # the engine knows how the tokens that it has are read
+    assert progress.notes[-1] == ("a", 4, RequestStatus.DECODING)
+
+
 async def test_there_is_a_quarter_more_room_for_answers_that_were_begun_elsewhere(
     engine: FakeEngine,
 ) -> None:
@@ -591,6 +617,7 @@ async def test_there_is_a_quarter_more_room_for_answers_that_were_begun_elsewher
     front.serve(engine)
     session = front.open_session("gateway-1")
     await submit(session, "a", "b", "c", "d", "new")
+    session.submit([make_submission("a client's", resume=make_resume(5, num_retold_tokens=1))])
     for name in ("moved", "one too many"):
         session.submit([make_submission(name, resume=make_resume(5))])
     await settle()
@@ -600,6 +627,7 @@ async def test_there_is_a_quarter_more_room_for_answers_that_were_begun_elsewher
     assert list(frame.accepted) == ["a", "b", "c", "d", "moved"]
     assert [(id, r.code) for id, r in frame.rejected] == [
         ("new", RejectCode.OVERLOADED),
+        ("a client's", RejectCode.OVERLOADED),
         ("one too many", RejectCode.OVERLOADED),
     ]
 
