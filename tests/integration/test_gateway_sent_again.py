@@ -288,7 +288,7 @@ async def test_tokens_that_are_told_again_are_no_proof_that_a_request_is_harmles
         await home.kill()
         await until(lambda: client.num_generated() == [55])
 
-        assert live.num_counts == 1
+        assert live.losses.total == 1
         asked.cancel()
 
 

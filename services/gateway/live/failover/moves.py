@@ -364,7 +364,7 @@ class Moves:
 def _trial(live: LiveRequest, now_s: float) -> Trial:
     begun_s = live.generation.continuation.begun_s
     return Trial(
-        num_tokens=live.generation.num_generated - live.num_at_start,
+        num_tokens=max(0, live.generation.num_generated - live.num_at_start),
         since_taken_s=now_s - live.started_s,
         since_token_s=0.0 if begun_s is None else now_s - begun_s,
     )
