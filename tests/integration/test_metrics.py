@@ -91,6 +91,7 @@ def stays(name: str) -> bool:
 
 URL = "/v1/chat/completions"
 EXCHANGES = "evenflow_http_request_duration_seconds_count"
+RETURNS = "evenflow_gateway_stream_returns_total"
 IMPATIENT = {"consumption_rate_tps": 200.0, "slo_ttft_ms": 1, "slo_tpot_ms": 1}
 
 
@@ -230,7 +231,7 @@ async def test_an_answer_moves_while_its_reader_has_enough() -> AsyncIterator[No
 
 @pytest.mark.logs("stream_let_go")
 @sees(
-    "evenflow_gateway_stream_returns_total",
+    RETURNS,
     "evenflow_gateway_streams_let_go_total",
     "evenflow_gateway_detached_streams",
     "evenflow_gateway_kept_stream_bytes",
@@ -239,19 +240,22 @@ async def test_a_reader_leaves_comes_back_and_leaves_for_good(
     executor: FakeExecutor,
 ) -> AsyncIterator[None]:
     executor.script.midway.clear()
-    async with gateway_for(executor, resume_window_s=0.4) as client:
+    async with gateway_for(executor) as client:
         await client.wait_ready()
         body, headers = stream_body(evenflow={"resumable": True}), {"x-request-id": "r"}
         streams = client.gateway.streams
         async with client.http.stream("POST", URL, json=body, headers=headers):
             stream = streams.named(RequestId("r"))
+        num_returns = read()[RETURNS]
         async with client.http.stream("GET", "/v1/streams/r") as answer:
             assert answer.status_code == 200
+            await until(lambda: read()[RETURNS] > num_returns)
         await until(lambda: stream.is_detached)
         streams.look_over()
         yield
+        stream.left_s -= 61
+        streams.look_over()
         await client.wait_idle()
-        await until(lambda: not stream.is_kept)
 
 
 @pytest.mark.logs("executor_lost")

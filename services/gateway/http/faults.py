@@ -7,9 +7,22 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from services.gateway.anthropic import errors as anthropic_errors
-from services.gateway.errors import UnsupportedBodyError
+from services.gateway.errors import (
+    BodyTooLargeError,
+    CancelledRequestError,
+    HostNotAllowedError,
+    StreamGoneError,
+    TooManyRequestsError,
+    UnknownModelError,
+    UnsupportedBodyError,
+)
 from services.gateway.openai import errors as openai_errors
-from services.kit.errors import UnauthenticatedError
+from services.kit.errors import (
+    DeadlineError,
+    InvalidRequestError,
+    UnauthenticatedError,
+    UnavailableError,
+)
 from services.kit.rpc import current_request_id
 
 ANTHROPIC_PATH = "/v1/messages"  # and those under it
@@ -31,6 +44,47 @@ _NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "/v1/messages": _NAMES_IN_MESSAGES,
         "/v1/messages/count_tokens": _NAMES_IN_MESSAGES,
+    }
+)
+
+
+# By status: what it means, and an example.
+FAULTS: Mapping[int, tuple[str, Exception]] = MappingProxyType(
+    {
+        400: (
+            "A parameter or header is at fault, the body is no JSON, or the request no HTTP.",
+            InvalidRequestError("model: required", field="model"),
+        ),
+        401: (
+            "No good API key, where keys are asked for.",
+            UnauthenticatedError("an API key is required"),
+        ),
+        403: ("The gateway is not to be called by that name.", HostNotAllowedError()),
+        404: ("Unknown model.", UnknownModelError("no-such-model")),
+        409: ("The request was cancelled.", CancelledRequestError("the request was cancelled")),
+        410: ("The stream is not kept any more.", StreamGoneError("9f2c4e")),
+        413: (
+            "The body is too large.",
+            BodyTooLargeError("the body is larger than 1048576 bytes"),
+        ),
+        415: (
+            "The body is not called JSON, or compressed in a way that is not read.",
+            UnsupportedBodyError("content-type: must be application/json"),
+        ),
+        429: (
+            "There is no room now, or an API key's limit is used up.",
+            TooManyRequestsError(limit=1_024, num_free=0),
+        ),
+        500: ("The gateway or the engine failed.", RuntimeError()),
+        503: (
+            "No executor is connected, or it is lost; no keys are known yet; or there are too "
+            "many connections.",
+            UnavailableError("no executor is connected"),
+        ),
+        504: (
+            "No executor answered in time.",
+            DeadlineError("the executor did not answer in time"),
+        ),
     }
 )
 

@@ -13,18 +13,9 @@ from services.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from services.gateway.anthropic.events import MessageForm
 from services.gateway.anthropic.objects import MessageHead
 from services.gateway.checks import MAX_SLO_S, MIN_SLO_S
-from services.gateway.errors import (
-    BodyTooLargeError,
-    CancelledRequestError,
-    HostNotAllowedError,
-    StreamGoneError,
-    TooManyRequestsError,
-    UnknownModelError,
-    UnsupportedBodyError,
-)
 from services.gateway.http.answers import Form
 from services.gateway.http.edge import IGNORED_HEADER
-from services.gateway.http.faults import ANTHROPIC_PATH, error_response
+from services.gateway.http.faults import ANTHROPIC_PATH, FAULTS, error_response
 from services.gateway.http.protocol import refusal
 from services.gateway.http.resuming import (
     EVENT_ID,
@@ -65,12 +56,6 @@ from services.gateway.types import (
     Token,
 )
 from services.generation.finish import FinishReason
-from services.kit.errors import (
-    DeadlineError,
-    InvalidRequestError,
-    UnauthenticatedError,
-    UnavailableError,
-)
 from services.kit.rpc import REQUEST_ID_KEY
 
 REF = "#/components/schemas/{model}"
@@ -86,44 +71,6 @@ _WITH_KEYS = (*_OF_CONNECTIONS, 401, 403, 500)
 _WITH_A_BODY = (*_WITH_KEYS, 404, 413, 415, 429, 504)
 _GENERATING = (*_WITH_A_BODY, 409)
 
-_FAULTS: Mapping[int, tuple[str, Exception]] = MappingProxyType(
-    {
-        400: (
-            "A parameter or header is at fault, the body is no JSON, or the request no HTTP.",
-            InvalidRequestError("model: required", field="model"),
-        ),
-        401: (
-            "No good API key, where keys are asked for.",
-            UnauthenticatedError("an API key is required"),
-        ),
-        403: ("The gateway is not to be called by that name.", HostNotAllowedError()),
-        404: ("Unknown model.", UnknownModelError("no-such-model")),
-        410: ("The stream is not kept any more.", StreamGoneError(_ID)),
-        409: ("The request was cancelled.", CancelledRequestError("the request was cancelled")),
-        413: (
-            "The body is too large.",
-            BodyTooLargeError("the body is larger than 1048576 bytes"),
-        ),
-        415: (
-            "The body is not called JSON, or compressed in a way that is not read.",
-            UnsupportedBodyError("content-type: must be application/json"),
-        ),
-        429: (
-            "There is no room now, or an API key's limit is used up.",
-            TooManyRequestsError(limit=1_024, num_free=0),
-        ),
-        500: ("The gateway or the engine failed.", RuntimeError()),
-        503: (
-            "No executor is connected, or it is lost; no keys are known yet; or there are too "
-            "many connections.",
-            UnavailableError("no executor is connected"),
-        ),
-        504: (
-            "No executor answered in time.",
-            DeadlineError("the executor did not answer in time"),
-        ),
-    }
-)
 _REFUSALS = MappingProxyType({408: "Head or body came too slowly.", 431: "The head is too large."})
 
 
@@ -212,7 +159,7 @@ def _fault(status: int, path: str) -> dict[str, Any]:
     if status in _REFUSALS:
         description, example = _REFUSALS[status], refusal(status)
     else:
-        description, error = _FAULTS[status]
+        description, error = FAULTS[status]
         response = error_response(error, path)
         example = json.loads(bytes(response.body))
         headers += [name for name in response.headers if not name.startswith("content-")]

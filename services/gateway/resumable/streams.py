@@ -81,12 +81,16 @@ class ResumableStreams:
         raise UnknownRequestError(f'no resumable stream has the id "{request_id}"')
 
     async def watch(self) -> None:
-        """Let go of streams in time, until cancelled."""
-        while True:
-            await asyncio.sleep(min(LOOK_INTERVAL_S, self._limits.window_s / 4))
+        """Let go of streams in time, until cancelled; then of all."""
+        try:
+            while True:
+                await asyncio.sleep(min(LOOK_INTERVAL_S, self._limits.window_s / 4))
+                self.look_over()
+                for stream in [*self._streams.values()]:
+                    await stream.keep_rest()
+        finally:
+            self._streams.clear()
             self.look_over()
-            for stream in [*self._streams.values()]:
-                await stream.keep_rest()
 
     def look_over(self) -> None:
         """Let go of streams whose time is over, and of as many as there is no room for."""
