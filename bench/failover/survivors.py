@@ -132,8 +132,8 @@ def _readers(
     kind: str, num_prompt_tokens: int, max_tokens: int, *, number: int = NUM_EACH
 ) -> list[Reader]:
     return [
-        Reader(name=f"{kind}-{number}", num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens)
-        for number in range(NUM_EACH)
+        Reader(name=f"{kind}-{index}", num_prompt_tokens=num_prompt_tokens, max_tokens=max_tokens)
+        for index in range(number)
     ]
 
 

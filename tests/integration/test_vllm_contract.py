@@ -35,6 +35,7 @@ from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector, RequestState
 from vllm.v1.metrics.loggers import StatLoggerBase
 from vllm.v1.metrics.stats import SchedulerStats
+from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import Request
 from vllm.v1.sample.ops.topk_topp_sampler import (
     TopKTopPSampler,
@@ -50,7 +51,6 @@ from lab.models import exactness_model
 from services.executor.engine import engine_calls
 from services.executor.engine.collector import FINISH_REASONS, StepCollector
 from services.executor.engine.config import ASYNC_SCHEDULER, PASSED_ON, SYNC_SCHEDULER
-from services.executor.engine.replay import NUM_CONTEXT_TOKENS
 from services.executor.prompts.chat_template import chat_params
 from services.executor.prompts.sampling import UNSEEDED
 from services.executor.scheduler.plain.plain_scheduler import (
@@ -388,8 +388,8 @@ def test_what_the_front_keeps_of_an_answer_can_be_put_in_its_place() -> None:
     assert parameters(IncrementalDetokenizer.update) == ["self", "new_token_ids", "stop_terminated"]
     assert parameters(IncrementalDetokenizer.get_next_output_text) == ["self", "finished", "delta"]
     assert parameters(LogprobsProcessor.from_new_request) == ["tokenizer", "request"]
-    context = inspect.signature(LogprobsProcessor._get_sampled_context_ids).parameters
-    assert context["max_context"].default == NUM_CONTEXT_TOKENS
+    assert parameters(LogprobsProcessor.update_from_output) == ["self", "output"]
+    assert LogprobsLists._fields[:3] == ("logprob_token_ids", "logprobs", "sampled_token_ranks")
     assert {"detokenizer", "logprobs_processor"} <= set(parameters(RequestState.__init__))
     added = source(AsyncLLM._add_request)
     halves = ("self.output_processor.add_request(", "await self.engine_core.add_request_async(")
