@@ -41,16 +41,19 @@ class Continuation:
 
     def add(self, tokens: Sequence[Token], generated_s: float) -> Sequence[Token]:
         """Take in the next tokens. Returns those that the client has not got already."""
-        is_complete, num_old = self.is_complete, max(0, self._num_delivered - self._num_tokens)
-        self._num_tokens += len(tokens)
-        if self.begun_s is None and self._num_tokens > len(self._begun):
+        num_before = self._num_tokens
+        self._num_tokens = num_tokens = num_before + len(tokens)
+        if self.begun_s is None and num_tokens > len(self._begun):
             self.begun_s = generated_s
-        if self._num_tokens > self._max_kept_tokens:
-            self._ids = array("i")
-        elif is_complete:
-            self._ids.extend([token.id for token in tokens])
-        if not num_old:
+        if len(self._ids) == num_before:
+            if num_tokens > self._max_kept_tokens:
+                self._ids = array("i")
+            else:
+                for token in tokens:
+                    self._ids.append(token.id)
+        if num_before >= self._num_delivered:
             return tokens
+        num_old = self._num_delivered - num_before
         self._delivered.extend(tokens[:num_old])
         return tokens[num_old:]
 
