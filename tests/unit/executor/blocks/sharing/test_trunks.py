@@ -154,7 +154,7 @@ def test_holders_are_split_wherever_they_are_and_trunks_outlive_their_first_user
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_copy_that_goes_wrong_costs_all_users_of_a_trunk(kind: str, depth: int) -> None:
     num_joins, num_lost, seen = 0, 0, Seen()
-    for seed in range(4):
+    for seed in range(2):
         sim = FailingSimulation(seed=seed, depth=depth, num_slots=300, rates=KINDS[kind])
         drill = Agents(sim, seen)
         for _ in range(200):
