@@ -75,9 +75,9 @@ class Place:
                 with self.stack.frozen(name):
                     time.sleep(away_s)
             case "redis", _:
-                self.stack.redis.kill() if how == "killed" else self.stack.redis.stop()
+                self.stack.kill(name, SIGNALS[how])
                 time.sleep(away_s)
-                self.stack.redis.start()
+                self.stack.start(name)
             case _:
                 self._end(what, name, how)
 

@@ -1,6 +1,5 @@
 """Two executors behind links that can be broken, and a gateway."""
 
-import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -15,6 +14,7 @@ from bench.gateway.processes import running, wait_until
 from lab.slow_device.emulated_device import LayerTime
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.link_proxy import LinkProxy
+from lab.stack.logs import log_lines
 from lab.stack.ports import free_port
 
 MODEL = "exactness"
@@ -105,8 +105,7 @@ class Site:
     def told(self, event: str, *, since: int = 0) -> list[dict[str, Any]]:
         """Return what the gateway's log says of an event from a place on."""
         text = (self._folder / "gateway.log").read_text()[since:]
-        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-        return [line for line in lines if line.get("event") == event]
+        return [line for line in log_lines(text) if line.get("event") == event]
 
     @property
     def place_in_log(self) -> int:

@@ -1,12 +1,12 @@
 """Two executors, two gateways, planner, tracker and Redis."""
 
-import json
 import signal
 from collections.abc import Sequence
 
 from bench.document import Row
 from bench.failover.asked import Got, ask_all, load
 from bench.gateway.heavy_requests import Edge
+from lab.stack.logs import log_lines
 from lab.stack.processes import MODEL, Stack, kind_of, wait_until
 
 GATEWAYS = ("gateway", "gateway-2")
@@ -36,10 +36,6 @@ async def undisturbed(edge: Edge, num_tokens: int) -> dict[str, Got]:
 
 def restart(stack: Stack, name: str) -> None:
     """Ask a process to end, start it again, and wait until all others have it back."""
-    if name == "redis":
-        stack.redis.stop()
-        stack.redis.start()
-        return
     before = num_connected(stack)
     stack.kill(name, signal.SIGTERM)
     start_again(stack, name, before)
@@ -64,5 +60,4 @@ def num_connected(stack: Stack) -> list[int]:
 
 def told(stack: Stack, name: str, event: str) -> list[Row]:
     """Return what a process' log says of an event."""
-    lines = [json.loads(line) for line in stack.log(name).splitlines() if line.startswith("{")]
-    return [line for line in lines if line.get("event") == event]
+    return [line for line in log_lines(stack.log(name)) if line.get("event") == event]

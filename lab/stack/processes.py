@@ -194,9 +194,12 @@ class Stack:
         return own
 
     def start(self, *services: str) -> None:
-        """Start the named services and wait until each says SERVING."""
-        self.launch(*services)
-        for name in services:
+        """Start the named services and wait until each says SERVING; and Redis, if it is named."""
+        if "redis" in services:
+            self.redis.start()
+        others = [name for name in services if name != "redis"]
+        self.launch(*others)
+        for name in others:
             self.wait_serving(name)
 
     def launch(self, *services: str) -> None:
@@ -214,10 +217,7 @@ class Stack:
             log.close()
 
     def start_all(self) -> None:
-        self.redis.start()
-        self.launch(*self.services)
-        for name in self.services:
-            self.wait_serving(name)
+        self.start("redis", *self.services)
         self.wait_ready()
 
     def wait_serving(self, name: str) -> None:
@@ -248,7 +248,11 @@ class Stack:
         wait_until(self.is_ready, "gateway ready", START_TIMEOUT_S)
 
     def kill(self, name: str, signum: int = signal.SIGKILL) -> int:
-        """Send `signum` to the service's front process only, and return its exit code."""
+        """Send `signum` to the service's front process only, and return its exit code. Redis gets
+        SIGKILL or SIGTERM.
+        """
+        if name == "redis":
+            return self.redis.kill() if signum == signal.SIGKILL else self.redis.stop()
         self._processes[name].send_signal(signum)
         return self.wait_exit(name)
 

@@ -73,9 +73,11 @@ class RedisServer:
         )
         self._wait_until_it_answers(self._process)
 
-    def kill(self) -> None:
-        """End the server with SIGKILL, as a crash would. All its data is gone."""
-        self._end(by_crash=True)
+    def kill(self) -> int:
+        """End the server with SIGKILL, as a crash would, and return its exit code. All its data is
+        gone.
+        """
+        return self._end(by_crash=True)
 
     def freeze(self) -> None:
         """Stop the server from answering while its connections stay open, until `thaw`."""
@@ -87,9 +89,9 @@ class RedisServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
-    def stop(self) -> None:
-        """End the server with SIGTERM. Does nothing if it does not run."""
-        self._end(by_crash=False)
+    def stop(self) -> int:
+        """End the server with SIGTERM, and return its exit code; 0 if it does not run."""
+        return self._end(by_crash=False)
 
     def __enter__(self) -> Self:
         self.start()
@@ -120,11 +122,12 @@ class RedisServer:
         except OSError:
             return False
 
-    def _end(self, *, by_crash: bool) -> None:
-        process, self._process = self._process, None
+    def _end(self, *, by_crash: bool) -> int:
+        code, process, self._process = 0, self._process, None
         if process is not None:
             process.kill() if by_crash else process.terminate()
-            process.wait(timeout=START_TIMEOUT_S)
+            code = process.wait(timeout=START_TIMEOUT_S)
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+        return code

@@ -37,8 +37,7 @@ def nobody_needed(folder: Path) -> Iterator[Stack]:
     """Run a planner, a tracker and Redis."""
     stack = Stack(folder)
     try:
-        stack.redis.start()
-        stack.start("planner", "tracker")
+        stack.start("redis", "planner", "tracker")
         yield stack
     finally:
         stack.stop()
@@ -49,10 +48,6 @@ def strike(stack: Stack, name: str, how: str) -> None:
     if how == "stop":
         with stack.frozen(name):
             time.sleep(AWAY_S)
-    elif name == "redis":
-        stack.redis.kill() if how == "kill" else stack.redis.stop()
-        time.sleep(AWAY_S)
-        stack.redis.start()
     else:
         stack.kill(name, signal.SIGKILL if how == "kill" else signal.SIGTERM)
         time.sleep(AWAY_S)

@@ -7,7 +7,6 @@ seed is printed; `EVENFLOW_CHAOS_SEED` sets it, `EVENFLOW_CHAOS_TIMES` how often
 
 import asyncio
 import itertools
-import json
 import os
 import random
 import signal
@@ -22,6 +21,7 @@ import httpx
 import pytest
 from grpc import aio
 
+from lab.stack.logs import log_lines
 from lab.stack.processes import Stack
 from services.gateway.live.failover.rules import POISON
 from tests.chaos.asked import Asked, BrokenOffError, EndedEarlyError, NotTakenError
@@ -72,21 +72,19 @@ class Place:
         await self._stop(rng.choice(self.doors).name, rng)
 
     async def kill_tracker(self, rng: random.Random) -> None:
-        await self._tracker_away(signal.SIGKILL, rng)
+        await self._away("tracker", signal.SIGKILL, rng)
 
     async def end_tracker(self, rng: random.Random) -> None:
-        await self._tracker_away(signal.SIGTERM, rng)
+        await self._away("tracker", signal.SIGTERM, rng)
 
     async def stop_tracker(self, rng: random.Random) -> None:
         await self._stop("tracker", rng)
 
     async def kill_redis(self, rng: random.Random) -> None:
-        self.stack.redis.kill()
-        await self._redis_back(rng)
+        await self._away("redis", signal.SIGKILL, rng)
 
     async def end_redis(self, rng: random.Random) -> None:
-        self.stack.redis.stop()
-        await self._redis_back(rng)
+        await self._away("redis", signal.SIGTERM, rng)
 
     async def stop_redis(self, rng: random.Random) -> None:
         await self._stop("redis", rng)
@@ -110,14 +108,10 @@ class Place:
         with self.stack.frozen(name):
             await asyncio.sleep(rng.uniform(0.2, LINK_STALL_S))
 
-    async def _tracker_away(self, signum: int, rng: random.Random) -> None:
-        await asyncio.to_thread(self.stack.kill, "tracker", signum)
+    async def _away(self, name: str, signum: int, rng: random.Random) -> None:
+        await asyncio.to_thread(self.stack.kill, name, signum)
         await asyncio.sleep(rng.uniform(0.0, 1.0))
-        await asyncio.to_thread(self.stack.start, "tracker")
-
-    async def _redis_back(self, rng: random.Random) -> None:
-        await asyncio.sleep(rng.uniform(0.0, 1.0))
-        await asyncio.to_thread(self.stack.redis.start)
+        await asyncio.to_thread(self.stack.start, name)
 
 
 FAULTS: Sequence[Callable[[Place, random.Random], Coroutine[Any, Any, None]]] = (
@@ -156,8 +150,7 @@ async def running(folder: Path) -> AsyncIterator[Place]:
             things.enter_context(one.link)
         async with asyncio.TaskGroup() as beating:
             beats = [beating.create_task(one.beat()) for one in failing]
-            await asyncio.to_thread(stack.redis.start)
-            await asyncio.to_thread(stack.start, "tracker", *GATEWAYS)
+            await asyncio.to_thread(stack.start, "redis", "tracker", *GATEWAYS)
             doors = [await things.enter_async_context(door(stack, name)) for name in GATEWAYS]
             yield Place(stack, doors, failing)
             for beat in beats:
@@ -239,7 +232,7 @@ async def test_whatever_process_dies_hangs_or_ends_answers_are_what_they_would_h
         await one_of(asking, clients.have_more(ANSWERS_PER_FAULT))
         clients.stop()
         await asking
-        logs = [line for name in GATEWAYS for line in lines_of(place.stack.log(name))]
+        logs = [line for name in GATEWAYS for line in log_lines(place.stack.log(name))]
         assert [submit for one in place.failing for submit in one.machine.wrong] == []
 
     told = {
@@ -264,7 +257,3 @@ async def one_of(asking: "asyncio.Task[None]", doing: Coroutine[Any, Any, None])
         task.cancel()
         asking.result()
     await task
-
-
-def lines_of(log: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in log.splitlines() if line.startswith("{")]
