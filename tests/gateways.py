@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from grpc import aio
 
 from services.gateway.app import Gateway, run_gateway
 from services.gateway.settings import GatewaySettings
-from tests.fake_executor import EVENT_TIMEOUT_S, MODEL
+from tests.fake_executor import EVENT_TIMEOUT_S, MODEL, FakeExecutor
 
 JSON = {"content-type": "application/json"}  # of a body that httpx does not write
 
@@ -92,6 +92,25 @@ async def gateway_for(*executors: Addressed, **overrides: object) -> AsyncIterat
         async with connect(gateway) as client:
             yield client
         gateway.pacer.check_integrity()
+
+
+@asynccontextmanager
+async def started(*executors: FakeExecutor) -> AsyncIterator[None]:
+    """Run executors, and kill them whatever becomes of the block."""
+    async with AsyncExitStack() as stack:
+        for executor in executors:
+            await executor.start()
+            stack.push_async_callback(executor.kill)
+        yield
+
+
+@asynccontextmanager
+async def gateway_with(*executors: FakeExecutor, **overrides: object) -> AsyncIterator[Client]:
+    """Run executors, and a gateway that is connected to all of them."""
+    async with started(*executors), gateway_for(*executors, **overrides) as client:
+        await until(lambda: all(executor.session for executor in executors))
+        await client.wait_ready()
+        yield client
 
 
 def chat_body(**overrides: object) -> dict[str, object]:

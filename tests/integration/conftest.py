@@ -1,10 +1,11 @@
-"""A gateway in front of a fake executor, for the modules that test the gateway."""
+"""A gateway in front of a fake executor, for the modules that test the gateway, and a browser."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from evenflow.gateway.v1 import generation_pb2 as gen
+from tests.chromium import Browser, Page
 from tests.fake_executor import FakeExecutor, Script
 from tests.gateways import Client, gateway_for
 from tests.integration.calling import SAID
@@ -16,6 +17,20 @@ async def executor() -> AsyncIterator[FakeExecutor]:
     await executor.start()
     yield executor
     await executor.kill()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.stop()
+
+
+@pytest.fixture
+async def page(browser: Browser) -> AsyncIterator[Page]:
+    async with browser.page() as page:
+        yield page
+        assert page.complaints == []
 
 
 @pytest.fixture

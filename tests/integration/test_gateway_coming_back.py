@@ -9,8 +9,6 @@ import math
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
@@ -25,7 +23,7 @@ from services.gateway.resumable.stream import ResumableStream
 from services.gateway.types import RequestId
 from tests.coming_back import Reading, by_answer, event_id, without_moves, without_times
 from tests.fake_executor import MODEL, FakeExecutor, Script
-from tests.gateways import Client, chat_body, gateway_for, stream_body, until
+from tests.gateways import Client, chat_body, gateway_with, stream_body, until
 from tests.machine import NUM_TOKENS, Machine
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "resume.py"
@@ -78,18 +76,6 @@ FORMS = {
 each_form = pytest.mark.parametrize("form", FORMS)
 
 
-@asynccontextmanager
-async def running(*machines: FakeExecutor, **overrides: object) -> AsyncIterator[Client]:
-    for machine in machines:
-        await machine.start()
-    async with gateway_for(*machines, **overrides) as client:
-        await until(lambda: all(machine.session for machine in machines))
-        await client.wait_ready()
-        yield client
-    for machine in machines:
-        await machine.kill()
-
-
 def stream_of(client: Client, request_id: str) -> ResumableStream:
     return client.gateway.streams.named(RequestId(request_id))
 
@@ -99,6 +85,14 @@ async def left(client: Client, request_id: str) -> ResumableStream:
     stream = stream_of(client, request_id)
     await until(lambda: stream._was_read and stream.is_detached)
     return stream
+
+
+async def left_midway(client: Client) -> Reading:
+    """Return a reader of two answers that has left after one event."""
+    reading = Reading(client, "r")
+    await reading.begin(CHAT, stream_body(evenflow=RESUMABLE, n=2), 1)
+    await left(client, "r")
+    return reading
 
 
 def error_of(answer: httpx.Response) -> dict[str, str]:
@@ -117,7 +111,7 @@ async def get(client: Client, request_id: str, last_event_id: str = "") -> httpx
 async def test_what_is_read_in_pieces_is_the_whole_byte_for_byte(form: str) -> None:
     path, body = FORMS[form]
     draws = random.Random(f"{SEED} {form}")
-    async with running(Machine()) as client:
+    async with gateway_with(Machine()) as client:
         uncut = Reading(client, "r")
         await uncut.begin(path, body, ALL)
         written_again = (await get(client, "r")).content
@@ -141,7 +135,7 @@ async def test_what_is_read_in_pieces_is_the_whole_byte_for_byte(form: str) -> N
 @each_form
 async def test_a_stream_can_be_joined_behind_each_of_its_events(form: str) -> None:
     path, body = FORMS[form]
-    async with running(Machine()) as client:
+    async with gateway_with(Machine()) as client:
         uncut = Reading(client, "r")
         await uncut.begin(path, body, ALL)
         ids = [event_id(event) for event in uncut.events]
@@ -158,7 +152,7 @@ async def test_a_stream_can_be_joined_behind_each_of_its_events(form: str) -> No
 async def test_events_are_those_of_a_stream_that_is_not_resumable_with_ids(form: str) -> None:
     path, body = FORMS[form]
     plain = {**body, "evenflow": {"consumption_rate_tps": 500}}
-    async with running(Machine()) as client:
+    async with gateway_with(Machine()) as client:
         uncut = Reading(client, "r")
         await uncut.begin(path, body, ALL)
         answer = await client.http.post(path, json=plain, headers={"x-request-id": "r"})
@@ -170,7 +164,7 @@ async def test_an_id_says_how_many_tokens_of_each_answer_there_are() -> None:
     executor = FakeExecutor()
     executor.script = Script(texts=["a", "b", "c"])
     body = stream_body(evenflow=RESUMABLE)
-    async with running(executor) as client:
+    async with gateway_with(executor) as client:
         one, three = Reading(client, "r"), Reading(client, "r3")
         await one.begin(CHAT, body, ALL)
         await three.begin(CHAT, body | {"n": 3}, ALL)
@@ -184,7 +178,7 @@ async def test_an_id_says_how_many_tokens_of_each_answer_there_are() -> None:
 async def test_the_example_prints_the_whole_answer_over_connections_that_break() -> None:
     executor = FakeExecutor()
     executor.script = Script(texts=[f"{k} " for k in range(10)])
-    async with running(executor) as client:
+    async with gateway_with(executor) as client:
         asked = ["Count.", "--base-url", f"{client.base_url}/v1", "--break-after", "4"]
         example = await asyncio.create_subprocess_exec(
             sys.executable, EXAMPLE, *asked, stdout=subprocess.PIPE
@@ -202,7 +196,7 @@ async def test_the_example_prints_the_whole_answer_over_connections_that_break()
 async def test_a_stream_goes_on_whose_executor_dies_while_nobody_reads(form: str) -> None:
     path, body = FORMS[form]
     first, second = Machine(0), Machine(1)
-    async with running(first, second) as client:
+    async with gateway_with(first, second) as client:
         uncut = Reading(client, "r")
         await uncut.begin(path, body, ALL)
         for machine in (first, second):
@@ -226,7 +220,7 @@ async def test_generation_is_held_while_nobody_reads_and_goes_on_with_the_next_r
     executor = FakeExecutor()
     executor.script = Script(texts=[f"{k} " for k in range(100)])
     executor.script.midway.clear()
-    async with running(executor, max_undelivered_tokens=8) as client:
+    async with gateway_with(executor, max_undelivered_tokens=8) as client:
         reading = Reading(client, "r")
         await reading.begin(CHAT, stream_body(evenflow=RESUMABLE), 10)
         await left(client, "r")
@@ -245,7 +239,7 @@ async def test_pace_goes_on_while_nobody_reads() -> None:
     executor.script = Script(texts=[f"{k} " for k in range(20)])
     executor.script.midway.clear()
     body = stream_body(evenflow={**RESUMABLE, "consumption_rate_tps": 50, "pace_tail": True})
-    async with running(executor) as client:
+    async with gateway_with(executor) as client:
         reading = Reading(client, "r")
         await reading.begin(CHAT, body, 2)
         await left(client, "r")
@@ -261,10 +255,8 @@ async def test_pace_goes_on_while_nobody_reads() -> None:
 async def test_an_answer_that_has_ended_takes_no_place_while_nobody_reads() -> None:
     executor = FakeExecutor()
     executor.script.midway.clear()
-    async with running(executor) as client:
-        reading = Reading(client, "r")
-        await reading.begin(CHAT, stream_body(evenflow=RESUMABLE, n=2), 1)
-        await left(client, "r")
+    async with gateway_with(executor) as client:
+        reading = await left_midway(client)
         executor.script.midway.set()
         await client.wait_idle()
         await reading.go_on(ALL)
@@ -277,7 +269,7 @@ async def test_an_answer_that_has_ended_takes_no_place_while_nobody_reads() -> N
 async def test_a_stream_that_is_not_resumable_ends_with_its_reader() -> None:
     executor = FakeExecutor()
     executor.script.midway.clear()
-    async with running(executor) as client:
+    async with gateway_with(executor) as client:
         reading = Reading(client, "r")
         await reading.begin(CHAT, stream_body(), 0)
         await executor.until(lambda: executor.aborted == ["r"])
@@ -289,7 +281,7 @@ async def test_a_stream_that_is_not_resumable_ends_with_its_reader() -> None:
 async def test_a_second_reader_supersedes_the_first() -> None:
     executor = FakeExecutor()
     executor.script.midway.clear()
-    async with running(executor) as client:
+    async with gateway_with(executor) as client:
         first, second = Reading(client, "r"), Reading(client, "r")
         body = stream_body(evenflow=RESUMABLE)
         beginning = asyncio.create_task(first.begin(CHAT, body, ALL))
@@ -311,7 +303,7 @@ async def test_a_reader_who_stops_reading_has_left() -> None:
     texts = ["x" * 65_536] * 200
     script = executor.script = Script(texts=texts)
     script.ending.clear()
-    async with running(executor, reader_timeout_s=2.0) as client:
+    async with gateway_with(executor, reader_timeout_s=2.0) as client:
         body, headers = stream_body(evenflow=RESUMABLE), {"x-request-id": "r"}
         async with client.http.stream("POST", CHAT, json=body, headers=headers) as answer:
             assert answer.status_code == 200
@@ -329,7 +321,7 @@ async def test_a_reader_who_stops_reading_has_left() -> None:
 async def test_a_failure_while_nobody_reads_is_told_and_told_again() -> None:
     only = Machine()
     only.goes_on.clear()
-    async with running(only, failover_timeout_s=0.0) as client:
+    async with gateway_with(only, failover_timeout_s=0.0) as client:
         reading = Reading(client, "r")
         await reading.begin(CHAT, stream_body(evenflow=RESUMABLE), 2)
         await left(client, "r")
@@ -345,10 +337,8 @@ async def test_a_failure_while_nobody_reads_is_told_and_told_again() -> None:
 async def test_a_cancelled_stream_ends_for_the_next_reader() -> None:
     executor = FakeExecutor()
     executor.script.midway.clear()
-    async with running(executor) as client:
-        reading = Reading(client, "r")
-        await reading.begin(CHAT, stream_body(evenflow=RESUMABLE, n=2), 1)
-        await left(client, "r")
+    async with gateway_with(executor) as client:
+        reading = await left_midway(client)
         client.gateway.dispatcher.cancel(RequestId("r"))
         await reading.go_on(ALL)
         await client.wait_idle()
@@ -370,7 +360,7 @@ async def begun_and_left(client: Client, name: str, num_events: int = 2) -> Read
 async def test_a_stream_whose_reader_stays_away_is_given_up() -> None:
     executor = FakeExecutor()
     executor.script.midway.clear()
-    async with running(executor) as client:
+    async with gateway_with(executor) as client:
         await begun_and_left(client, "r")
         stream_of(client, "r").left_s -= 61
         client.gateway.streams.look_over()
@@ -387,7 +377,9 @@ async def test_where_memory_runs_out_those_go_first_that_were_left_first() -> No
     executor = FakeExecutor()
     executor.script = Script(texts=[f"{k} " for k in range(1_900)])  # half a megabyte
     executor.script.ending.clear()
-    async with running(executor, resume_max_bytes=1 << 20, max_undelivered_tokens=ALL) as client:
+    async with gateway_with(
+        executor, resume_max_bytes=1 << 20, max_undelivered_tokens=ALL
+    ) as client:
         reading = Reading(client, "read")
         body = stream_body(evenflow=RESUMABLE)
         being_read = asyncio.create_task(reading.begin(CHAT, body, ALL))
@@ -407,7 +399,7 @@ async def test_a_reader_whose_stream_is_not_kept_any_more_has_the_rest_of_it() -
     executor = FakeExecutor()
     executor.script = Script(texts=[f"{k} " for k in range(6_000)])
     executor.script.midway.clear()
-    async with running(executor, resume_max_bytes=1 << 20) as client:
+    async with gateway_with(executor, resume_max_bytes=1 << 20) as client:
         reading = Reading(client, "r")
         body = stream_body(evenflow=RESUMABLE)
         being_read = asyncio.create_task(reading.begin(CHAT, body, ALL))
@@ -431,7 +423,7 @@ async def test_a_key_takes_half_of_the_memory_and_finds_its_own_streams_only(
     executor.script = Script(texts=[f"{k} " for k in range(1_100)])  # 3/11 of a megabyte
     executor.script.ending.clear()
     settings = {"api_keys_file": keys, "max_undelivered_tokens": ALL, "resume_max_bytes": 1 << 20}
-    async with running(executor, **settings) as client:
+    async with gateway_with(executor, **settings) as client:
         statuses, kept = {}, client.gateway.streams._streams
         for key, name in (("a", "one"), ("b", "one"), ("a", "two")):
             client.http.headers["authorization"] = f"Bearer {key * 16}"
@@ -465,7 +457,7 @@ async def test_a_key_takes_half_of_the_memory_and_finds_its_own_streams_only(
 )
 @pytest.mark.parametrize("place", ["Last-Event-ID", "starting_after"])
 async def test_what_is_no_place_in_the_stream_is_named(stated: str, why: str, place: str) -> None:
-    async with running(FakeExecutor()) as client:
+    async with gateway_with(FakeExecutor()) as client:
         await Reading(client, "r").begin(CHAT, stream_body(evenflow=RESUMABLE), ALL)
         asked: dict[str, dict[str, str]] = {"headers": {}, "params": {}}
         asked["headers" if place == "Last-Event-ID" else "params"][place] = stated
@@ -477,7 +469,7 @@ async def test_what_is_no_place_in_the_stream_is_named(stated: str, why: str, pl
 
 
 async def test_a_parameter_does_what_the_header_does_and_the_header_wins() -> None:
-    async with running(FakeExecutor()) as client:
+    async with gateway_with(FakeExecutor()) as client:
         uncut = Reading(client, "r")
         await uncut.begin(CHAT, stream_body(evenflow=RESUMABLE), ALL)
         by_parameter = await client.http.get("/v1/streams/r", params={"starting_after": "r/2"})
@@ -489,7 +481,7 @@ async def test_a_parameter_does_what_the_header_does_and_the_header_wins() -> No
 
 
 async def test_a_stream_that_never_was_is_not_found() -> None:
-    async with running(FakeExecutor()) as client:
+    async with gateway_with(FakeExecutor()) as client:
         answer = await get(client, "r", "r/1")
 
     assert answer.status_code == 404
@@ -501,7 +493,7 @@ async def test_what_is_no_stream_cannot_be_resumable(form: str) -> None:
     path, body = FORMS[form]
     executor = FakeExecutor()
     whole = {name: value for name, value in body.items() if name != "stream_options"}
-    async with running(executor) as client:
+    async with gateway_with(executor) as client:
         answer = await client.http.post(path, json=whole | {"stream": False})
 
     assert answer.status_code == 400
@@ -511,7 +503,7 @@ async def test_what_is_no_stream_cannot_be_resumable(form: str) -> None:
 
 async def test_what_an_executor_refuses_is_no_stream() -> None:
     executor = FakeExecutor()
-    async with running(executor) as client:
+    async with gateway_with(executor) as client:
         body = stream_body(evenflow=RESUMABLE, model="no-such-model")
         answer = await client.http.post(CHAT, json=body, headers={"x-request-id": "r"})
         again = await get(client, "r")
@@ -526,7 +518,7 @@ async def test_what_an_executor_refuses_is_no_stream() -> None:
 async def test_the_sdk_goes_on_behind_each_event_of_a_response() -> None:
     draws = random.Random(SEED)
     async with (
-        running(Machine()) as client,
+        gateway_with(Machine()) as client,
         openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="unused") as sdk,
     ):
         uncut = await sdk.responses.create(
@@ -577,7 +569,7 @@ async def test_the_sdk_goes_on_behind_each_event_of_a_response() -> None:
 )
 async def test_what_is_no_place_in_a_response_is_named(name, asked, status, param) -> None:
     path, body = FORMS["responses"]
-    async with running(Machine()) as client:
+    async with gateway_with(Machine()) as client:
         await Reading(client, "r").begin(path, body, ALL)
         await Reading(client, "chat").begin(CHAT, stream_body(evenflow=RESUMABLE), ALL)
         answer = await client.http.get(f"/v1/responses/{name}", params=asked)
@@ -589,7 +581,7 @@ async def test_what_is_no_place_in_a_response_is_named(name, asked, status, para
 async def test_what_is_not_resumable_is_not_kept(name: str) -> None:
     body = {"model": MODEL, "input": "Say hello.", "stream": True, name: True}
     executor = FakeExecutor()
-    async with running(executor) as client:
+    async with gateway_with(executor) as client:
         answer = await client.http.post("/v1/responses", json=body)
 
     assert (answer.status_code, error_of(answer)["param"]) == (400, name)
@@ -642,7 +634,7 @@ async def take(call, whole: pb.AttachResponse, most: int) -> bool:
 @pytest.mark.parametrize("request_", [GENERATE, CONVERSATION], ids=["generate", "chat"])
 async def test_calls_that_break_give_the_whole_answer_together(request_) -> None:
     draws = random.Random(SEED)
-    async with running(Machine()) as client:
+    async with gateway_with(Machine()) as client:
         uncut, plain = pb.AttachResponse(), pb.AttachResponse()
         await take(begin_call(client, request_), uncut, ALL)
         without = type(request_).FromString(request_.SerializeToString())
@@ -666,7 +658,7 @@ async def test_calls_that_break_give_the_whole_answer_together(request_) -> None
 
 async def test_a_stream_goes_on_over_grpc_whose_executor_dies_while_nobody_reads() -> None:
     first, second = Machine(0), Machine(1)
-    async with running(first, second) as client:
+    async with gateway_with(first, second) as client:
         uncut, whole = pb.AttachResponse(), pb.AttachResponse()
         await take(begin_call(client, GENERATE), uncut, ALL)
         for machine in (first, second):
@@ -690,7 +682,7 @@ async def test_a_stream_goes_on_over_grpc_whose_executor_dies_while_nobody_reads
 async def test_a_stream_of_http_can_be_taken_up_over_grpc_by_its_newest_reader() -> None:
     executor = FakeExecutor()
     executor.script.midway.clear()
-    async with running(executor) as client:
+    async with gateway_with(executor) as client:
         await begun_and_left(client, "r", num_events=1)
         first, second = pb.AttachResponse(), pb.AttachResponse()
         call = stub_of(client).Attach(pb.AttachRequest(request_id="r"))
@@ -711,7 +703,7 @@ async def test_a_stream_of_http_can_be_taken_up_over_grpc_by_its_newest_reader()
 async def test_a_cancelled_stream_is_told_so_over_grpc() -> None:
     executor = FakeExecutor()
     executor.script.midway.clear()
-    async with running(executor) as client:
+    async with gateway_with(executor) as client:
         await begun_and_left(client, "r")
         await stub_of(client).Cancel(pb.CancelRequest(request_id="r"))
         whole = pb.AttachResponse()
@@ -731,7 +723,7 @@ async def test_a_cancelled_stream_is_told_so_over_grpc() -> None:
     ],
 )
 async def test_what_cannot_be_attached_to_is_said(asked, code, why) -> None:
-    async with running(FakeExecutor()) as client:
+    async with gateway_with(FakeExecutor()) as client:
         await Reading(client, "r").begin(CHAT, stream_body(evenflow=RESUMABLE), ALL)
         await Reading(client, "two").begin(CHAT, stream_body(evenflow=RESUMABLE, n=2), ALL)
         with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -23,7 +23,7 @@ from services.gateway.live.failover import moves, rules
 from services.gateway.live.failover.moves import _trial
 from services.kit.rpc import name_of_request
 from tests.fake_executor import MODEL, PROMPT_DIGEST, Script
-from tests.gateways import Client, chat_body, gateway_for, stream_body, until
+from tests.gateways import Client, chat_body, gateway_for, gateway_with, stream_body, until
 from tests.machine import NUM_TOKENS, Machine
 
 CHAT = "/v1/chat/completions"
@@ -31,15 +31,9 @@ CHAT = "/v1/chat/completions"
 
 @asynccontextmanager
 async def running(*machines: Machine, **overrides: object) -> AsyncIterator[Client]:
-    for machine in machines:
-        await machine.start()
-    async with gateway_for(*machines, **overrides) as client:
-        await until(lambda: all(machine.session for machine in machines))
-        await client.wait_ready()
+    async with gateway_with(*machines, **overrides) as client:
         yield client
-    for machine in machines:
-        await machine.kill()
-        assert machine.wrong == []
+    assert [submit for machine in machines for submit in machine.wrong] == []
 
 
 Ask = Callable[[Client], Awaitable[str]]

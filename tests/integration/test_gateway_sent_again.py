@@ -20,7 +20,7 @@ from evenflow.gateway.v1 import gateway_pb2_grpc as pb_gateway_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 from examples.resume import sent_again
 from tests.fake_executor import MODEL, Script
-from tests.gateways import Client, chat_body, gateway_for, stream_body, until
+from tests.gateways import Client, chat_body, gateway_for, started, stream_body, until
 from tests.machine import NUM_TOKENS, Machine
 from tests.sent_again import DONE, Body, again, as_events, behind, events_of, ids_in, with_ids
 
@@ -43,9 +43,7 @@ KINDS = {
 @asynccontextmanager
 async def running(*machines: Machine, num_gateways: int = 1) -> AsyncIterator[list[Client]]:
     async with AsyncExitStack() as stack:
-        for machine in machines:
-            await machine.start()
-            stack.push_async_callback(machine.kill)
+        await stack.enter_async_context(started(*machines))
         clients = []
         for _ in range(num_gateways):
             clients.append(await stack.enter_async_context(gateway_for(*machines)))
@@ -203,6 +201,12 @@ async def test_the_example_does_so() -> None:
     assert [one["choices"] for one in told] == [one["choices"] for one in expected]
 
 
+def home_and_other(first: Machine, second: Machine) -> tuple[Machine, Machine]:
+    """Return the one that has taken the request, and the one that has not."""
+    (home,) = (machine for machine in (first, second) if machine.submits)
+    return home, second if home is first else first
+
+
 async def begin(client: Client, path: str, body: Body) -> list[str]:
     """Return the events of an answer before it breaks off."""
     answer = await client.http.post(path, json=body, headers={"x-request-id": "r"})
@@ -231,8 +235,7 @@ async def test_an_answer_that_was_sent_again_outlives_its_executor() -> None:
             events_of(client, path, again(with_ids(body), ids_in(whole)[:5]))
         )
         await until(lambda: client.num_generated() == [NUM_TOKENS // 2])
-        (home,) = (machine for machine in (first, second) if machine.submits)
-        (other,) = {first, second} - {home}
+        home, other = home_and_other(first, second)
 
         await home.kill()
         other.goes_on.set()
@@ -258,8 +261,7 @@ async def test_so_does_one_whose_executor_has_not_told_it_again(num_before: int)
         )
         await until(lambda: client.num_generated() == [num_before])
         await until(lambda: bool(first.submits or second.submits))
-        (home,) = (machine for machine in (first, second) if machine.submits)
-        (other,) = {first, second} - {home}
+        home, other = home_and_other(first, second)
         other.script_for = other._script_for
 
         await home.kill()
@@ -280,8 +282,7 @@ async def test_tokens_that_are_told_again_are_no_proof_that_a_request_is_harmles
             machine.script_for = stops_after(machine, 40)
         asked = asyncio.create_task(events_of(client, path, again(body, ids_in(whole)[:50])))
         await until(lambda: client.num_generated() == [40])  # 32 that it made would be enough
-        (home,) = (machine for machine in (first, second) if machine.submits)
-        (other,) = {first, second} - {home}
+        home, other = home_and_other(first, second)
         other.script_for = stops_after(other, 55)
         (live,) = client.gateway.dispatcher._live.values()
 

@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from evenflow.executor.v1 import executor_pb2 as pb
-from tests.chromium import PHONE, Browser, Page, needs_chromium
+from tests.chromium import PHONE, Page, needs_chromium
 from tests.fake_executor import MODEL, FakeExecutor, Script
 from tests.gateways import Client, gateway_for
 
@@ -18,20 +17,6 @@ KEY = "a-good-key-of-thirty-two-characters"
 KEYS = f'[[keys]]\nname = "alice"\nkey = "{KEY}"\n'
 GROUND = "getComputedStyle(document.body).backgroundColor"
 OVERFLOW = "document.documentElement.scrollWidth > innerWidth"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    browser = Browser(tmp_path_factory.mktemp("chromium"))
-    yield browser
-    browser.stop()
-
-
-@pytest.fixture
-async def page(browser: Browser) -> AsyncIterator[Page]:
-    async with browser.page() as page:
-        yield page
-        assert page.complaints == []
 
 
 async def test_the_page_shows_what_is_served_and_loads_nothing_from_elsewhere(

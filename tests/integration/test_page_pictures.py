@@ -3,14 +3,13 @@
 import asyncio
 import base64
 import os
-from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from lab.stack.processes import ROOT
-from tests.chromium import Browser, Page, needs_chromium
+from tests.chromium import Page, needs_chromium
 from tests.fake_executor import FakeExecutor, Script
 from tests.gateways import Client
 
@@ -26,21 +25,12 @@ IN_HAND = ("in_hand", "its reader has enough in hand")
 NO_ROOM = ("no_room", "there is no room for it yet")
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    browser = Browser(tmp_path_factory.mktemp("chromium"))
-    yield browser
-    browser.stop()
-
-
 @pytest.fixture
-async def page(browser: Browser) -> AsyncIterator[Page]:
-    async with browser.page() as page:
-        await page.resize(*SIZE)
-        await page.prefer("light")
-        await page.command("Emulation.setScrollbarsHidden", hidden=True)
-        yield page
-        assert page.complaints == []
+async def page(page: Page) -> Page:
+    await page.resize(*SIZE)
+    await page.prefer("light")
+    await page.command("Emulation.setScrollbarsHidden", hidden=True)
+    return page
 
 
 def residency(every: int) -> list["pb.Residency.ValueType"]:
