@@ -4,8 +4,9 @@ import asyncio
 import json
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import grpc
@@ -72,8 +73,12 @@ class Got:
 
     @property
     def longest_gap_s(self) -> float:
-        pairs = zip(self.arrived_s, self.arrived_s[1:], strict=False)
-        return max((after - before for before, after in pairs), default=0.0)
+        return longest_gap_s(self.arrived_s)
+
+
+def longest_gap_s(arrived_s: Sequence[float]) -> float:
+    """Return the longest time between two arrivals, in their order."""
+    return max((after - before for before, after in pairwise(arrived_s)), default=0.0)
 
 
 def load(model: str, *, num_tokens: int = NUM_TOKENS) -> list[Asked]:

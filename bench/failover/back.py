@@ -46,7 +46,6 @@ WINDOW_S = 3_600.0
 BAR_BYTES = 256 << 20
 TIMEOUT_S = 600.0
 GRPC = "gRPC"
-TURNS = [{"role": "user"}]
 DETACHED, KEPT = "evenflow_gateway_detached_streams", "evenflow_gateway_kept_stream_bytes"
 
 
@@ -151,7 +150,7 @@ def body_of(path: str, said: str, num_tokens: int, **pace: object) -> dict[str, 
         "stream": True,
         "evenflow": {"resumable": True, **pace},
     }
-    turns = [{**turn, "content": said} for turn in TURNS]
+    turns = [{"role": "user", "content": said}]
     match path:
         case "/v1/responses":
             return body | {"input": said, "max_output_tokens": num_tokens}

@@ -19,7 +19,7 @@ from grpc import aio
 from bench.document import Benchmark, Row
 from bench.e2e.stack import planner
 from bench.e2e.systems import SYSTEMS, Device
-from bench.failover.asked import MARK, RATE_TPS, TIMEOUT_S
+from bench.failover.asked import MARK, RATE_TPS, TIMEOUT_S, longest_gap_s
 from bench.failover.site import Site
 from bench.gateway.heavy_requests import Edge
 from evenflow.gateway.v1 import gateway_pb2 as pb
@@ -88,11 +88,6 @@ class Reader:
         waits_s = [(at_s, reading.took(at_s)) for at_s in self.arrived_s]
         return sum(wait_s for at_s, wait_s in waits_s if since_s < at_s <= until_s)
 
-    @property
-    def longest_gap_s(self) -> float:
-        pairs = zip(self.arrived_s, self.arrived_s[1:], strict=False)
-        return max((after - before for before, after in pairs), default=0.0)
-
 
 def measure() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder, planner(Path(folder) / "planner.log") as address:
@@ -123,7 +118,7 @@ def _of_policy(policy: str, folder: Path, planner_address: str) -> Row:
         "waited_before_s": sum(one.waited_s(0, killed_s) for one in readers),
         "waited_soon_s": sum(one.waited_s(killed_s, killed_s + SOON_S) for one in readers),
         "each_waited_s": [reader.reading.waited_s for reader in readers],
-        "longest_gap_s": max(reader.longest_gap_s for reader in readers),
+        "longest_gap_s": max(longest_gap_s(reader.arrived_s) for reader in readers),
         "moving_waited_s": [one.reading.waited_s for one in moving],
     }
 

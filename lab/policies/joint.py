@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from services.placement.run.promise import Promise, can_take_turns
-from services.placement.run.step_estimate import Steps, compute_s, longest_s
+from services.placement.run.step_estimate import Steps, compute_s, longest_s, most_tokens_in
 from services.placement.run.types import (
     IDLE,
     RunDecision,
@@ -57,7 +57,7 @@ def decide(snapshot: RunSnapshot, rules: JointRules = DEFAULT_RULES) -> RunDecis
     park = frozenset(r.request_id for r in snapshot.requests if r.runs and r.request_id not in runs)
     costs = snapshot.costs
     step_s = compute_s(costs, batch) if costs else rules.period_s
-    num_ahead = int(rules.period_s / step_s) + NEXT_TOKENS
+    num_ahead = most_tokens_in(rules.period_s, batch, step_s=step_s) + NEXT_TOKENS
     stays = not park and all(request.runs for request in batch)
     is_calm = stays and fits(snapshot, batch, growth=num_ahead)
     return RunDecision(

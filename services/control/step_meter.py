@@ -201,9 +201,7 @@ class StepMeter:
         costs = self.profile.costs() if step.num_prefill_tokens else None
         if costs is None or not costs.chunk_token_s:
             return
-        num_rows = step.num_tokens - step.num_prefill_tokens
-        num_decodes = num_rows / self.profile.rows_per_request
-        predicted_s = costs.decode_s(num_decodes, step.num_context_tokens)
+        predicted_s = costs.decode_s(self.profile.num_decodes(step), step.num_context_tokens)
         predicted_s += costs.prompt_s(step.num_prefill_tokens)
         # An output that is taken in late makes the next step seem shorter than its own waits.
         measured_s = max(0.0, step_s - timing.stall_s)

@@ -6,7 +6,7 @@ level within a few steps, so that a device that slows down is noticed before its
 """
 
 from services.control.measures.fits import ChunkFit, NonNegativeFit
-from services.control.types import StepSample
+from services.control.types import ScheduledStep, StepSample
 from services.placement.run.resume import PromptCost
 from services.placement.run.types import StepCosts
 from services.placement.types import Profile
@@ -59,6 +59,10 @@ class OnlineProfile:
         token_s = max(0.0, self._prefill_s_per_token - self._pair_s * self._prefill_context)
         return PromptCost(token_s=token_s, pair_s=self._pair_s)
 
+    def num_decodes(self, step: StepSample | ScheduledStep) -> float:
+        """Return how many requests decode in a step, by its rows: their drafts are no requests."""
+        return (step.num_tokens - step.num_prefill_tokens) / self.rows_per_request
+
     def add(self, sample: StepSample) -> None:
         """Take in one step; steps whose layers were not measured say nothing."""
         if sample.layer_s <= 0.0 or sample.step_s <= 0.0:
@@ -102,9 +106,7 @@ class OnlineProfile:
             return
         costs = self.costs()
         if costs is not None:
-            num_rows = sample.num_tokens - sample.num_prefill_tokens
-            num_decodes = num_rows / self.rows_per_request
-            decode_s = costs.decode_s(num_decodes, sample.num_context_tokens)
+            decode_s = costs.decode_s(self.num_decodes(sample), sample.num_context_tokens)
             extra_s = max(0.0, sample.step_s - sample.stall_s - decode_s)
             self._chunks.add(sample.num_prefill_tokens, extra_s)
         decodes = sample.num_tokens > sample.num_prefill_tokens

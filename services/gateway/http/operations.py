@@ -296,12 +296,9 @@ _A_NAME = {"type": "string", "minLength": 1}
 _ONE_MODEL = _stated("model_id", "path", _A_NAME)
 _ONE_STREAM = _stated("stream_id", "path", _A_NAME)
 _PACE = {"slo_tbt_ms": None, "consumption_rate_tps": 12.0}
-
-
 _AN_EVENT = {"type": "string", "pattern": EVENT_ID.pattern, "maxLength": MAX_ID_CHARACTERS}
 _A_NUMBER = {"type": "integer", "minimum": 0, "maximum": 10**MAX_DIGITS - 1}
 _NO_EVENT = "There was no event after that one."
-
 
 PATCHES: Mapping[str, Operation] = MappingProxyType(
     {

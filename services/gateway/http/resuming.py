@@ -30,6 +30,14 @@ _SUPERSEDED = b": read elsewhere from here on\n\n"
 EVENT_ID = re.compile(r"([A-Za-z0-9_.:-]+)/[0-9]+(\.[0-9]+)*(\+[0-9]+)?")
 
 
+@dataclass(frozen=True, slots=True)
+class LastEvent:
+    """What a client says that it has had."""
+
+    is_it: Callable[[bytes], bool]
+    name: str  # of the header or parameter that says so
+
+
 class NumberedEvents:
     """Writes the events of a stream, from its beginning, each with its id: `REQUEST/C`, C being the
     tokens that its reader has of each answer (`17`; `17.4.0` of three). Where an event is not the
@@ -72,17 +80,18 @@ class NumberedEvents:
             said += self._form.last_events([self._finishes[k] for k in sorted(self._finishes)])
         return self._numbered(said)
 
-    async def written_until(self, is_last: Callable[[bytes], bool]) -> bytes | None:
-        """Write what was handed out until `is_last` says so of an event. Returns what comes after
-        it in the same step; None: there is no such event.
+    async def after(self, last: LastEvent) -> bytes:
+        """Write what was handed out until an event is `last`, and return what comes after it in the
+        same step. Raises InvalidRequestError if there is no such event.
         """
         events = self.beginning()
         while True:
             for number, event in enumerate(events, 1):
-                if is_last(event):
+                if last.is_it(event):
                     return b"".join(events[number:])
             if self.num_steps >= self._stream.num_steps:
-                return None
+                rule = "is of no event that was sent"
+                raise InvalidRequestError(f"{last.name}: {rule}", field=last.name)
             if not self.num_steps % STEPS_AT_A_TIME:
                 await asyncio.sleep(0)
             events = self.of(*self._stream.step(self.num_steps))
@@ -125,14 +134,6 @@ class _EventReader:
     def take(self, index: int, step: Step) -> None:
         if events := self._events.of(index, step):
             self._out.write(b"".join(events))
-
-
-@dataclass(frozen=True, slots=True)
-class LastEvent:
-    """What a client says that it has had."""
-
-    is_it: Callable[[bytes], bool]
-    name: str  # of the header or parameter that says so
 
 
 def last_event_by_id(request_id: RequestId, stated: str, name: str) -> LastEvent:
@@ -202,14 +203,7 @@ class TakenUpStream(Response):
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream, last = self._stream, self._last
         events = NumberedEvents(stream)
-        if last is None:
-            first: bytes | None = b"".join(events.beginning())
-        else:
-            first = await events.written_until(last.is_it)
-        if first is None:
-            assert last is not None
-            rule = "is of no event that was sent"
-            raise InvalidRequestError(f"{last.name}: {rule}", field=last.name)
+        first = b"".join(events.beginning()) if last is None else await events.after(last)
         if not first and stream.is_over and events.num_steps == stream.num_steps:
             await Response(status_code=204)(scope, receive, send)
             return

@@ -41,11 +41,11 @@ class Continuation:
 
     def add(self, tokens: Sequence[Token], generated_s: float) -> Sequence[Token]:
         """Take in the next tokens. Returns those that the client has not got already."""
-        num_before = self._num_tokens
+        num_before, was_complete = self._num_tokens, self.is_complete
         self._num_tokens = num_tokens = num_before + len(tokens)
         if self.begun_s is None and num_tokens > len(self._begun):
             self.begun_s = generated_s
-        if len(self._ids) == num_before:
+        if was_complete:
             if num_tokens > self._max_kept_tokens:
                 self._ids = array("i")
             else:

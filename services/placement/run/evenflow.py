@@ -37,7 +37,7 @@ from services.placement.run.larger_than_pool import decide_beside
 from services.placement.run.promise import LEAST_TURN_S, Promise, can_take_turns, sure_ones
 from services.placement.run.prompts import are_hidden, chunk_tokens, prompts_s
 from services.placement.run.reason import Reason
-from services.placement.run.step_estimate import Steps, compute_s, longest_s
+from services.placement.run.step_estimate import Steps, compute_s, longest_s, most_tokens_in
 from services.placement.run.types import (
     IDLE,
     RunDecision,
@@ -360,8 +360,7 @@ class _Draft:
         has_prompts = any(map(self._snapshot.is_prompt, self.batch))
         costs = self._snapshot.costs
         step_s = compute_s(costs, self.batch) if costs and self.batch else self._rules.period_s
-        most_per_step = max([r.tokens_per_step for r in self.batch], default=1.0)
-        num_ahead = int(self._rules.period_s / step_s * most_per_step) + AHEAD_TOKENS
+        num_ahead = most_tokens_in(self._rules.period_s, self.batch, step_s=step_s) + AHEAD_TOKENS
         is_full = not self._fits(self.batch, growth=num_ahead)
         is_busy = has_prompts or is_full or bool(self._comes or self._parks)
         wait_s = self._rules.blocked_s if is_blocked else self._rules.period_s

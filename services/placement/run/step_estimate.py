@@ -5,7 +5,7 @@ staging buffer, and the best m counts. By the planner's own formula of a step.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import TypeAlias
@@ -79,6 +79,11 @@ def _sizes(snapshot: RunSnapshot, batch: Sequence[RunRequest], *, growth: int) -
         blocks = snapshot.blocks(growth=growth)
         sizes = [blocks[request.request_id] for request in batch]
     return sorted(sizes, reverse=True)
+
+
+def most_tokens_in(seconds: float, batch: Iterable[RunRequest], *, step_s: float) -> int:
+    """Return how many tokens decode steps of `step_s` bring a request of a batch at most."""
+    return int(seconds / step_s * max([r.tokens_per_step for r in batch], default=1.0))
 
 
 def longest_s(batch: Sequence[RunRequest], *, paced_frac: float, unpaced_s: float) -> float:

@@ -96,7 +96,7 @@ class Batch:
     @cached_property
     def _grows(self) -> Ints:
         """[R] 1 where tokens are added; 0: a prefix."""
-        return np.array([not isinstance(one, PrefixState) for one in self.holders], dtype=np.int64)
+        return (self._per_step > 0.0).astype(np.int64)
 
     @cached_property
     def _per_step(self) -> Floats:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from services.placement.run.papers.room import Room
+from services.placement.run.step_estimate import most_tokens_in
 from services.placement.run.types import (
     IDLE,
     RunDecision,
@@ -74,8 +75,8 @@ class _Balance:
         self._new = [r for r in requests if r.phase is RunPhase.NEW]
         self._members = [*self._running, *self._parked]
         self._step_s = self._resident_step_s(self._running)
-        most_per_step = max([r.tokens_per_step for r in requests], default=1.0)
-        growth = int(rules.interval_s / self._step_s * most_per_step) + 1  # until the next look
+        # Until the next look.
+        growth = most_tokens_in(rules.interval_s, requests, step_s=self._step_s) + 1
         self._room = Room(snapshot, growth=growth, kept_frac=rules.kept_frac)
 
     def _resident_step_s(self, batch: Sequence[RunRequest]) -> float:
