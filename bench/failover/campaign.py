@@ -24,7 +24,7 @@ from typing import Any
 from bench.document import circumstances, save
 from bench.failover.asked import Asked, Got, load
 from bench.failover.doors import Answer, Doors
-from bench.failover.site import ENGINE_STALL_S, LINK_STALL_S, name_of
+from bench.failover.site import ENGINE_STALL_S, LINK_STALL_S, OVERLAP_TOKENS, name_of
 from bench.failover.whole_stack import (
     EXECUTORS,
     FURTHER,
@@ -240,6 +240,7 @@ def _stack(folder: Path, ending: ExitStack) -> tuple[list[LinkProxy], Stack]:
         GATEWAY_LAME_DUCK_S=LAME_DUCK_S,
         GATEWAY_LINK_STALL_S=LINK_STALL_S,
         GATEWAY_ENGINE_STALL_S=ENGINE_STALL_S,
+        GATEWAY_FAILOVER_OVERLAP_TOKENS=OVERLAP_TOKENS,
     )
     ending.callback(stack.stop)
     links = [ending.enter_context(LinkProxy(stack.address(name))) for name in EXECUTORS]

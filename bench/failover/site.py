@@ -20,6 +20,7 @@ from lab.stack.ports import free_port
 MODEL = "exactness"
 ENGINE_STALL_S = 6.0  # lowered: what is measured is that it is kept
 LINK_STALL_S = 3.0
+OVERLAP_TOKENS = 4  # that a moved answer's next executor generates again: a difference is an error
 
 
 def free_edge() -> Edge:
@@ -69,6 +70,7 @@ class Site:
             "EVENFLOW_GATEWAY_TRACKER": self._tracker,
             "EVENFLOW_GATEWAY_LINK_STALL_S": LINK_STALL_S,
             "EVENFLOW_GATEWAY_ENGINE_STALL_S": ENGINE_STALL_S,
+            "EVENFLOW_GATEWAY_FAILOVER_OVERLAP_TOKENS": OVERLAP_TOKENS,
         }
         with (
             log.open("w") as file,

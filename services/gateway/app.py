@@ -145,6 +145,7 @@ def _limits(settings: GatewaySettings) -> DispatchLimits:
             timeout_s=settings.failover_timeout_s,
             max_kept_tokens=settings.failover_max_tokens,
             across_numerics=settings.failover_across_numerics,
+            num_overlap=settings.failover_overlap_tokens,
         ),
         reader_timeout_s=settings.reader_timeout_s,
         slo_floors=settings.slo_floors,

@@ -91,6 +91,9 @@ class GatewaySettings(ServiceSettings):
     failover_timeout_s: float = Field(default=60.0, ge=0)
     failover_max_tokens: int = Field(default=1 << 17, ge=0)  # longer answers end with an error
     failover_across_numerics: bool = True  # also between executors that round differently
+    # An executor that goes on with an answer generates so many of its tokens again; where they
+    # differ, the answer ends with an error. It finds a wrong model or broken KV, and costs steps.
+    failover_overlap_tokens: int = Field(default=0, ge=0, le=64)
     # Streams that ask for it are kept for so long after their readers left, in so much memory, of
     # which each API key may have half.
     resume_window_s: float = Field(default=60.0, gt=0)

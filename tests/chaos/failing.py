@@ -7,6 +7,7 @@ from lab.stack.link_proxy import LinkProxy
 from tests.machine import Machine
 
 LINK_STALL_S, BEAT_S = 2.0, 0.25
+OVERLAP_TOKENS = 4  # that a moved answer's next executor generates again: a difference is an error
 
 
 class Failing:

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from services.gateway.live.failover.rules import POISON
 from tests.chaos.asked import Asked, EndedEarlyError, NotTakenError
-from tests.chaos.failing import LINK_STALL_S, Failing
+from tests.chaos.failing import LINK_STALL_S, OVERLAP_TOKENS, Failing
 from tests.gateways import Client, gateway_for, until
 
 pytestmark = pytest.mark.timeout(3_600)
@@ -71,6 +71,7 @@ async def two_gateways(failing: Sequence[Failing]) -> AsyncIterator[Sequence[Cli
                 *(one.link for one in failing),
                 id=f"gateway-{number}",
                 link_stall_s=LINK_STALL_S,
+                failover_overlap_tokens=OVERLAP_TOKENS,
                 max_live_requests=4 * NUM_CLIENTS,
                 grpc_keepalive_s=5.0,
             )

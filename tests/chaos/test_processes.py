@@ -25,7 +25,7 @@ from lab.stack.logs import log_lines
 from lab.stack.processes import Stack
 from services.gateway.live.failover.rules import POISON
 from tests.chaos.asked import Asked, BrokenOffError, EndedEarlyError, NotTakenError
-from tests.chaos.failing import LINK_STALL_S, Failing
+from tests.chaos.failing import LINK_STALL_S, OVERLAP_TOKENS, Failing
 from tests.fake_executor import EVENT_TIMEOUT_S
 from tests.gateways import until
 
@@ -141,6 +141,7 @@ async def running(folder: Path) -> AsyncIterator[Place]:
         further=GATEWAYS[1:],
         GATEWAY_EXECUTORS=",".join(one.link.address for one in failing),
         GATEWAY_LINK_STALL_S=LINK_STALL_S,
+        GATEWAY_FAILOVER_OVERLAP_TOKENS=OVERLAP_TOKENS,
     )
     async with AsyncExitStack() as things:
         things.push_async_callback(asyncio.to_thread, stack.stop)

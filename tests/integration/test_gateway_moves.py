@@ -166,6 +166,46 @@ async def test_each_answer_is_what_it_would_have_been() -> None:
         assert len(submit.further_answers) == 0
 
 
+async def test_the_last_tokens_are_generated_again_and_no_reader_gets_them_twice() -> None:
+    expected = await undisturbed()
+    first, second = Machine(0), Machine(1)
+    async with running(first, second, failover_overlap_tokens=4) as client:
+        answers = await half_way(first, client)
+
+        await first.kill()
+
+        assert list(await asyncio.gather(*answers)) == expected
+    for submit in second.resumed:
+        resume, sampling = submit.resume, submit.sampling
+        num_given = NUM_TOKENS // 2 - 4 * sampling.HasField("seed")  # another draw may differ
+        assert len(resume.output_ids) == resume.num_delivered_tokens == num_given
+    assert any(submit.sampling.HasField("seed") for submit in second.resumed)
+
+
+@pytest.mark.logs("overlap_differs")
+async def test_an_answer_whose_last_tokens_come_out_otherwise_ends_with_an_error() -> None:
+    machines = [Machine(0), Machine(1)]
+
+    def script_for(submit: pb.Submit) -> Script:
+        script = machines[0]._script_for(submit)
+        if submit.HasField("resume"):
+            script.texts[len(submit.resume.output_ids) + 1].id += 1
+        return script
+
+    for machine in machines:
+        machine.script_for = script_for
+    machines[0].goes_on.clear()
+    async with running(*machines, failover_overlap_tokens=4) as client:
+        (stream,) = await streams_midway(client, 1)
+        (home,) = [machine for machine in machines if machine.submits]
+        machines[0].goes_on.set()
+        await home.kill()
+        answer = await stream
+
+    assert "came to token" in error_in(answer)["message"]
+    assert "[DONE]" not in answer
+
+
 async def test_a_lone_executor_that_comes_back_goes_on_with_its_answers() -> None:
     expected = await undisturbed()
     only = Machine()

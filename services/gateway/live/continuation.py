@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from services.gateway import metrics
+from services.gateway.errors import GenerationFailedError
 from services.gateway.types import Begun, Continued, Resume, Token
 from services.pacing.attainment import DELIVERY_TOLERANCE_S
 from services.pacing.cause import Cause, Delay
@@ -27,6 +28,7 @@ class Continuation:
         self._delivered: list[Token] = []  # that were told again, and not taken
         self._ids = array("i")
         self._num_tokens = 0
+        self._overlap = array("i")  # ids that the next tokens must have
         self.max_tokens = 0  # that the whole answer may have; 0: not known
         self.prompt_digest = 0
         self.moves = 0
@@ -38,6 +40,32 @@ class Continuation:
     def is_complete(self) -> bool:
         """Say whether all ids are here."""
         return len(self._ids) == self._num_tokens
+
+    def overlap(self, num_tokens: int) -> None:
+        """Have the next executor generate so many of the last tokens again: all but the first at
+        most. It must come to the same ones.
+        """
+        num_ids = 0 if self._num_tokens < len(self._begun) else len(self._ids)
+        self._overlap = self._ids[num_ids - min(num_tokens, max(0, num_ids - 1)) : num_ids]
+
+    @property
+    def overlaps(self) -> bool:
+        """Say whether the next tokens are to be compared with those that are here."""
+        return bool(self._overlap)
+
+    def without_overlap(self, tokens: Sequence[Token]) -> Sequence[Token]:
+        """Return those of the next tokens that are not here yet. Raises GenerationFailedError for
+        one that differs from the one that is.
+        """
+        num_again = min(len(tokens), len(self._overlap))
+        expected, self._overlap = self._overlap[:num_again], self._overlap[num_again:]
+        for token, token_id in zip(tokens, expected, strict=False):
+            if token.id != token_id:
+                raise GenerationFailedError(
+                    f"the executor that went on with the answer came to token {token.id} where it "
+                    f"has {token_id}"
+                )
+        return tokens[num_again:]
 
     def add(self, tokens: Sequence[Token], generated_s: float) -> Sequence[Token]:
         """Take in the next tokens. Returns those that the client has not got already."""
@@ -67,6 +95,7 @@ class Continuation:
     def forget(self) -> None:
         """Begin again without any token."""
         self._ids, self._num_tokens, self._delivered = array("i"), 0, []
+        self._overlap = array("i")
 
     def moved(self, how: Continued) -> None:
         """Take in that another executor has the answer, or its own again."""
@@ -96,11 +125,12 @@ class Continuation:
         num_retold = max(0, len(self._begun) - self._num_tokens)
         if not self._num_tokens and not num_retold:
             return None
+        num_kept = len(self._ids) - len(self._overlap)
         return Resume(
-            output_ids=self._begun if num_retold else self._ids,
+            output_ids=self._begun if num_retold else self._ids[:num_kept],
             num_retold_tokens=num_retold,
             max_tokens=self.max_tokens,
-            num_delivered_tokens=num_delivered,
+            num_delivered_tokens=num_delivered if num_retold else min(num_delivered, num_kept),
             last_due_age_s=last_due_age_s,
             arrived_age_s=arrived_age_s,
             prompt_digest=self.prompt_digest,

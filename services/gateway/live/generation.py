@@ -5,9 +5,11 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
+import structlog
+
 from services.gateway import metrics
 from services.gateway.access.api_keys import current_caller
-from services.gateway.errors import LeavingError, ReaderStoppedError
+from services.gateway.errors import GenerationFailedError, LeavingError, ReaderStoppedError
 from services.gateway.live.continuation import Continuation
 from services.gateway.live.delivery import DeliveryRecord
 from services.gateway.live.ends import NOBODY, Holder, Outlet
@@ -27,6 +29,8 @@ from services.kit.clock import Clock
 from services.kit.errors import ServiceError
 from services.pacing.deposit import max_held_s, release_interval_s
 from services.pacing.types import ServiceLevel
+
+log = structlog.get_logger()
 
 
 class Generation:
@@ -102,6 +106,8 @@ class Generation:
         self.prompt = prompt if self.prompt is None else self.prompt + prompt
 
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
+        if self.continuation.overlaps and not (tokens := self._without_overlap(tokens)):
+            return
         self._num_generated += len(tokens)
         if not (tokens := self.continuation.add(tokens, generated_s)):
             return
@@ -288,6 +294,15 @@ class Generation:
             self._note_written(batch, there_s)
             self._reader.took(len(batch))
         self._complete()
+
+    def _without_overlap(self, tokens: Sequence[Token]) -> Sequence[Token]:
+        """As `Continuation.without_overlap`; a difference ends the request."""
+        try:
+            return self.continuation.without_overlap(tokens)
+        except GenerationFailedError as error:
+            log.error("overlap_differs", request_id=self.request.request_id, detail=str(error))
+            self.give_up(error)
+            return ()
 
     def _complete(self) -> None:
         """Note that the reader has the last token."""

@@ -226,11 +226,21 @@ class Moves:
         assert verdict.to is not None
         if verdict.step is Step.BEGIN_AGAIN:
             live.generation.begin_again()
+        else:
+            self._have_compared(live, verdict.to)
         loss.asked_at, loss.asked_s = verdict.to.address, self._clock()
         try:
             self._routes.submit(verdict.to.address, [live], self)
         except ServiceError as error:
             self._refuse(live, loss, error)
+
+    def _have_compared(self, live: LiveRequest, to: Candidate) -> None:
+        """Have the last tokens generated again, where they must be the same."""
+        generation, home = live.generation, live.home
+        assert home is not None
+        how = how_continued(home, to, generation.request.sampling)
+        is_exact = Continued.VALID not in (how, generation.continuation.continued)
+        generation.continuation.overlap(self._limits.num_overlap if is_exact else 0)
 
     def _refuse(self, live: LiveRequest, loss: _Loss, error: ServiceError) -> None:
         final = self._refused(live, loss, error)

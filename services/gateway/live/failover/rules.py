@@ -44,6 +44,7 @@ class FailoverLimits:
     timeout_s: float = 60.0  # 0: answers that were begun end with an error, others do not wait
     max_kept_tokens: int = 1 << 17  # of an answer that moves; ids take 4 bytes each, >= 0
     across_numerics: bool = True  # also between executors that round differently
+    num_overlap: int = 0  # tokens that are generated again and compared, >= 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import pytest
 from prometheus_client import REGISTRY
 
+from services.gateway.errors import GenerationFailedError
 from services.gateway.live.continuation import Continuation
 from services.gateway.types import Continued, Token
 from services.pacing.cause import Cause, Delay
@@ -33,6 +34,47 @@ def test_an_answer_is_handed_over_with_all_its_tokens() -> None:
     assert (resume.max_tokens, resume.prompt_digest) == (9, 1 << 63)
     assert (resume.num_delivered_tokens, resume.last_due_age_s) == (1, -2.0)
     assert resume.arrived_age_s == 3.0
+
+
+@pytest.mark.parametrize(("num_tokens", "kept", "again"), [(2, 1, [2, 3]), (9, 1, [2, 3])])
+def test_the_last_tokens_are_compared_with_those_that_come_again(num_tokens, kept, again) -> None:
+    continuation = Continuation(max_kept_tokens=9)
+    continuation.add(make_tokens([1, 2, 3]), 0.0)
+    continuation.overlap(num_tokens)
+
+    resume = continuation.resume(num_delivered=3, last_due_age_s=0.0, arrived_age_s=0.0)
+
+    assert resume is not None
+    assert (list(resume.output_ids), resume.num_delivered_tokens) == ([1], kept)
+    assert continuation.without_overlap(make_tokens(again[:1])) == []
+    assert continuation.overlaps
+    tokens = continuation.without_overlap(make_tokens([again[1], 5]))
+    assert [token.id for token in tokens] == [5]
+    assert not continuation.overlaps
+
+
+def test_a_token_that_comes_again_as_another_is_an_error() -> None:
+    continuation = Continuation(max_kept_tokens=9)
+    continuation.add(make_tokens([1, 2, 3]), 0.0)
+    continuation.overlap(2)
+    with pytest.raises(GenerationFailedError, match="came to token 4 where it has 3"):
+        continuation.without_overlap(make_tokens([2, 4]))
+
+
+@pytest.mark.parametrize("ids", [[], [1]])
+def test_an_answer_of_one_token_is_not_compared(ids) -> None:
+    continuation = Continuation(max_kept_tokens=9)
+    continuation.add(make_tokens(ids), 0.0)
+    continuation.overlap(4)
+    assert not continuation.overlaps
+
+
+def test_an_answer_that_begins_again_is_not_compared() -> None:
+    continuation = Continuation(max_kept_tokens=9)
+    continuation.add(make_tokens([1, 2]), 0.0)
+    continuation.overlap(1)
+    continuation.forget()
+    assert not continuation.overlaps
 
 
 def test_above_the_bound_no_ids_are_kept() -> None:
