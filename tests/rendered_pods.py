@@ -57,12 +57,21 @@ class Cluster:
     def __init__(self, found: list[dict[str, Any]], folder: Path) -> None:
         self.folder = folder
         self.pods: dict[str, Pod] = {}
-        for workload in of_kind(found, "Deployment", "StatefulSet"):
-            for number in range(workload["spec"]["replicas"]):
-                name = f"{workload['metadata']['name']}-{number}"
-                self.pods[name] = Pod(name, workload["spec"]["template"], self)
+        workloads = of_kind(found, "Deployment", "StatefulSet")
+        self.workloads = {workload["metadata"]["name"]: workload for workload in workloads}
+        for workload in workloads:
+            for _ in range(workload["spec"]["replicas"]):
+                self.add(workload)
         self._services = of_kind(found, "Service")
         (self._test,) = of_kind(found, "Pod")
+
+    def add(self, workload: Mapping[str, Any]) -> "Pod":
+        """Return one pod more of a workload, which nothing has started."""
+        of_workload: str = workload["metadata"]["name"]
+        number = sum(pod.workload == of_workload for pod in self.pods.values())
+        pod = Pod(f"{of_workload}-{number}", workload, self)
+        self.pods[pod.name] = pod
+        return pod
 
     def addresses(self, service: str, port: int) -> list[str]:
         """Return where a service's name leads to, one address per pod."""
@@ -104,8 +113,10 @@ class Cluster:
 class Pod:
     """One pod: its containers' processes, asked and ended as a kubelet does it."""
 
-    def __init__(self, name: str, template: Mapping[str, Any], cluster: Cluster) -> None:
+    def __init__(self, name: str, workload: Mapping[str, Any], cluster: Cluster) -> None:
         self.name, self._cluster = name, cluster
+        self.workload: str = workload["metadata"]["name"]
+        template = workload["spec"]["template"]
         self.labels: dict[str, str] = template["metadata"]["labels"]
         self.grace_s: float = template["spec"]["terminationGracePeriodSeconds"]
         self._parts = {part["name"]: part for part in containers(template)}
@@ -219,11 +230,11 @@ class Pod:
         """Ask a container to end; a kubelet asks the side-car in front of an engine first."""
         self._process(part).send_signal(signal.SIGTERM)
 
-    def wait_exit(self, part: str = "") -> int:
+    def wait_exit(self, part: str = "", timeout_s: float = EXIT_TIMEOUT_S) -> int:
         """Return the exit code of a container that was asked to end."""
         part = part or next(iter(self.processes))
         process = self.processes[part]
-        code = process.wait(timeout=EXIT_TIMEOUT_S)
+        code = process.wait(timeout=timeout_s)
         with suppress(ProcessLookupError):  # that its group has nothing left
             os.killpg(process.pid, signal.SIGKILL)
         del self.processes[part]

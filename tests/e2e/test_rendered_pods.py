@@ -7,6 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench.failover.asked import NUM_TOKENS as NUM_READ_TOKENS
+from bench.failover.doors import Doors
+from bench.failover.rolling import NUM_SHORT_TOKENS, Readers
+from bench.failover.whole_stack import undisturbed
+from bench.gateway.heavy_requests import Edge
 from lab.models import exactness_model
 from lab.stack.processes import (
     MODEL,
@@ -119,6 +124,53 @@ async def test_pods_start_answer_and_leave_as_rendered(cluster: Cluster) -> None
     for pod in (gateway, planner, tracker, redis):
         pod.terminate()
         assert await asyncio.to_thread(pod.wait_exit) == 0, pod.log_tail()
+
+
+@pytest.mark.nightly
+async def test_an_update_of_all_pods_costs_no_token_and_no_request(tmp_path: Path) -> None:
+    """Executors go one by one, from the last; a new gateway is ready before an old one is asked to
+    end. Each is gone within its pod's grace.
+    """
+    cluster = rendered(tmp_path, **{"gateway.replicas": 2})
+    old = [pod for pod in cluster.pods.values() if pod.workload == "evenflow-gateway"]
+    new = [cluster.add(cluster.workloads["evenflow-gateway"]) for _ in old]
+    executors = [pod for pod in cluster.pods.values() if "executor" in pod.workload]
+    edges = [Edge(pod.url(), f"127.0.0.1:{pod.port('grpc')}", MODEL) for pod in (*old, *new)]
+    try:
+        for pod in cluster.pods.values():
+            if pod not in new:
+                pod.start()
+        for pod in (*executors, *old):
+            await asyncio.to_thread(pod.wait_for, "readiness")
+        lengths = (NUM_READ_TOKENS, NUM_SHORT_TOKENS)
+        expected, short = [await undisturbed(edges[0], length) for length in lengths]
+        readers = Readers(Doors(edges), expected, short)
+        reading = asyncio.create_task(readers.run())
+        for pod in reversed(executors):
+            await asyncio.to_thread(updated, pod, pod)
+        for before, after in zip(old, new, strict=True):
+            await asyncio.to_thread(updated, before, after)
+        readers.stop()
+        await reading
+    finally:
+        cluster.stop()
+
+    assert len(readers.answers) > 22
+    assert [one.got.error for one in readers.answers if one.got.error] == []
+    assert [one.asked.name for one in readers.answers if not one.is_identical] == []
+    assert sum(one.num_times_by_all for one in readers.answers) == 0
+
+
+def updated(before: Pod, after: Pod) -> None:
+    """Put a pod into the place of another one, or start it again if it is the same."""
+    if before is not after:
+        after.start()
+        after.wait_for("readiness")
+    before.terminate()
+    assert before.wait_exit(timeout_s=before.grace_s) == 0, before.log_tail()
+    if before is after:
+        after.start()
+        after.wait_for("readiness")
 
 
 def test_probes_of_pods_with_certificates_show_the_pods_own(tmp_path: Path) -> None:
