@@ -24,7 +24,7 @@ from tests.charts import (
     schema,
 )
 
-CUSTOM = {"Certificate", "HTTPRoute", "InferencePool", "Issuer", "ServiceMonitor"}
+CUSTOM = {"Certificate", "HTTPRoute", "InferencePool", "Issuer", "ScaledObject", "ServiceMonitor"}
 KEYS = '[[keys]]\nname = "a"\nkey = "sk-0123456789abcdef"\n'
 
 

@@ -76,6 +76,20 @@ def test_a_typo_is_refused_by_the_schema(mistyped: str, named: str) -> None:
             "pool main: terminationGracePeriodSeconds is 90, and drain and end take up to 150",
         ),
         (
+            ["--set", "poolDefaults.autoscaling.kind=keda,monitoring.serviceMonitor=true"],
+            "pool main: autoscaling by keda needs monitoring.prometheusUrl, or there are no "
+            "metrics to scale by",
+        ),
+        (
+            ["--set", "poolDefaults.autoscaling.kind=hpa"],
+            "pool main: autoscaling by hpa needs monitoring.serviceMonitor, or there are no "
+            "metrics to scale by",
+        ),
+        (
+            ["--set", "poolDefaults.autoscaling.minReplicas=9"],
+            "pool main: autoscaling.minReplicas is 9, and maxReplicas 4",
+        ),
+        (
             ["--set", "gateway.autoscaling.enabled=true,gateway.resources.requests.cpu=null"],
             "gateway.autoscaling: resources.requests.cpu is what the processor's use is measured "
             "by, and there is none",
