@@ -115,6 +115,7 @@ class Session:
         accepted: Sequence[pb.Accepted] = (),
         rejected: Sequence[pb.Rejected] = (),
         outputs: Sequence[pb.RequestOutput] = (),
+        load: pb.Load | None = None,
     ) -> None:
         """Queue one frame; with `sequence` one that is out of order. Outputs may bear names."""
         for output in outputs:
@@ -126,6 +127,7 @@ class Session:
             outputs=outputs,
             num_engine_steps=self.num_steps,
             is_leaving=self.is_leaving,
+            load=load,
         )
         if sequence is None:
             self._sequence += 1

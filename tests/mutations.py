@@ -49,6 +49,41 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "requests go to the first of any two executors, whatever waits there",
+        "services/gateway/executors/routing.py",
+        "return min(tried, key=wait)",
+        "return tried[0]",
+        ("tests/unit/gateway/executors",),
+    ),
+    Mutation(
+        "a conversation's home is left as soon as it is busier",
+        "services/gateway/executors/routing.py",
+        "if waits_s[home.address] <= best_s + slack_s:",
+        "if waits_s[home.address] <= best_s:",
+        ("tests/unit/gateway/executors",),
+    ),
+    Mutation(
+        "a gateway forgets what it sent since the last report of a load",
+        "services/gateway/executors/inflight.py",
+        "        self._unreported.update(sinks)",
+        "        pass",
+        ("tests/integration/test_gateway_link.py",),
+    ),
+    Mutation(
+        "an executor's prompts are computed at the rate of all time, idle or not",
+        f"{EXECUTOR}/serving/load.py",
+        "        if self.num_reqs:\n",
+        "        if True:\n",
+        SERVING,
+    ),
+    Mutation(
+        "gateways without requests hear no load",
+        f"{EXECUTOR}/serving/step_stream.py",
+        "if load != self._told_load:",
+        "if False:",
+        SERVING,
+    ),
+    Mutation(
         "a new pace leaves what waits as it was",
         "services/gateway/live/pacer.py",
         "turn_s = self._turn_s if read_s is None else read_s - self._interval_s",
@@ -1248,7 +1283,7 @@ MUTATIONS = (
     Mutation(
         "gateways do not hear that the engine steps",
         f"{EXECUTOR}/serving/front.py",
-        "                session.beat()",
+        "                session.beat(load)",
         "                pass",
         SERVING,
     ),

@@ -244,6 +244,7 @@ class EngineLoad:
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0  # accepted, not yet running
     kv_cache_usage_frac: float = 0.0  # [0, 1]
+    output_tps: float = 0.0  # tokens per second that its steps make; 0: not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

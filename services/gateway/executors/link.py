@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import structlog
 from grpc import aio
-from prometheus_client import Gauge
+from prometheus_client import Counter, Gauge
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
@@ -25,6 +25,7 @@ from services.gateway.types import (
     RequestSink,
     Resume,
     ServedModel,
+    estimated_num_tokens,
 )
 from services.generation.prompts import (
     ChatPrompt,
@@ -39,7 +40,9 @@ from services.kit.errors import InvalidRequestError, ServiceError, UnavailableEr
 from services.kit.rpc import make_channel, own_request_id, service_errors
 from services.kit.telemetry.trace_context import TraceContext
 from services.kit.transport import PLAIN, Transport
+from services.kit.wire import read
 from services.pacing.types import ServiceLevel
+from services.reporting.load import ExecutorLoad
 
 log = structlog.get_logger()
 
@@ -52,6 +55,10 @@ REPEATABLE_DTYPE = "float32"  # what kernels and batches round differently decid
 
 CONNECTED = Gauge(
     "evenflow_gateway_executor_connected", "1 while the executor takes requests.", ["executor"]
+)
+DROPPED_LOADS = Counter(
+    "evenflow_gateway_dropped_loads_total",
+    "Reports of an executor's load that cannot be; this gateway's requests stood in for them.",
 )
 
 
@@ -87,6 +94,7 @@ class _Session:
     inflight: InflightRequests
     heartbeat: Heartbeat
     candidate: Candidate  # as it was at the beginning
+    load: ExecutorLoad | None = None  # newest that the executor told
     is_leaving: bool = False  # the executor is
     is_proven: bool = True  # its engine is taken to live
 
@@ -112,6 +120,7 @@ class ExecutorLink:
         self._changed = changed
         self._clock = clock
         self._has_stalled = False  # nothing has shown since that the engine lives
+        self._tells_nonsense = False  # of its load; it has been logged
         self._session: _Session | None = None
 
     @property
@@ -128,7 +137,13 @@ class ExecutorLink:
         """Describe this executor for routing; None while it takes no requests."""
         if self._session is None or self._session.is_leaving or not self._session.is_proven:
             return None
-        return replace(self._session.candidate, num_inflight=len(self._session.inflight))
+        session, inflight = self._session, self._session.inflight
+        return replace(
+            session.candidate,
+            num_inflight=len(inflight),
+            load=session.load,
+            num_unreported_tokens=inflight.num_unreported_tokens,
+        )
 
     def submit(self, answers: Sequence[Asked], generation: int) -> None:
         """Hand over answers to one prompt, which differ in their ids, seeds and traces.
@@ -147,6 +162,7 @@ class ExecutorLink:
         session.inflight.add(
             {answer.request.request_id: answer.sink for answer in answers},
             num_known=0 if resume is None else resume.num_known_tokens,
+            num_prompt_tokens=estimated_num_tokens(first.request.prompt),
         )
         session.outbox.submit(submit)
 
@@ -289,11 +305,25 @@ class ExecutorLink:
             session.heartbeat.took(frame.num_engine_steps, now_s)
             for request_id in session.inflight.apply(frame, now_s):
                 session.outbox.abort(request_id)
+            if frame.HasField("load"):
+                session.load = self._load(frame.load)
+                session.inflight.reported()
             if frame.is_leaving and not session.is_leaving:
                 session.is_leaving = True
                 log.info("executor_leaving", address=self.address)
                 self._changed()
         raise LinkBrokenError("the executor closed the stream")
+
+    def _load(self, load: pb.Load) -> ExecutorLoad | None:
+        """Return what an executor says of its load; None, and counted, if it cannot be."""
+        try:
+            return read(ExecutorLoad, load, "load")
+        except InvalidRequestError as error:
+            if not self._tells_nonsense:
+                log.warning("executor_load_dropped", address=self.address, detail=str(error))
+            self._tells_nonsense = True
+            DROPPED_LOADS.inc()
+            return None
 
     def _probe(self, session: _Session) -> None:
         """Have requests go elsewhere until the executor has answered one of a token."""

@@ -1,6 +1,7 @@
 """From a checked request to a live one: admission, quotas, progress, ending."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -94,7 +95,7 @@ class Dispatcher:
         self.moves = Moves(
             routes, self._live, limits=limits.failover, submit_timeout_s=timeout_s, clock=clock
         )
-        self.placing = Placing(routes, self.moves, submit_timeout_s=timeout_s)
+        self.placing = Placing(routes, self.moves, submit_timeout_s=timeout_s, rng=random.Random())
         # No key alone takes all places, unless it may.
         self._quotas = Quotas(default_max_live=max(1, limits.max_live_requests // 2))
         self._idle = asyncio.Event()
