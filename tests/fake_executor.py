@@ -276,6 +276,12 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             numerics=self.numerics,
             dtype=self.dtype,
             epoch=self.num_starts,
+            block_size=16,
+            num_gpu_blocks=1_000,
+            layers_per_group=1,
+            pipeline_parallel_size=1,
+            num_layers=8,
+            max_loras=2 if self.adapters else 0,
         )
 
     async def GetLoad(  # noqa: N802

@@ -216,6 +216,7 @@ class ModelInfo:
     numerics: str = ""  # what rounds, in words
     is_batch_invariant: bool = False  # tokens do not depend on what else is in a step
     makes_drafts: bool = False  # by speculative decoding
+    max_loras: int = 0  # adapters in one step; 0: there are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

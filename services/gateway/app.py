@@ -6,7 +6,7 @@ import math
 import socket
 import ssl
 from asyncio import sleep
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,12 +16,14 @@ import structlog
 import uvicorn
 import uvloop
 from fastapi import FastAPI
+from prometheus_client import REGISTRY
 
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.access.key_sources import FileKeys, KeySource, RedisKeys, follow
+from services.gateway.executors.gauges import ExecutorGauges, InHand
 from services.gateway.executors.heartbeat import StallLimits
 from services.gateway.executors.link import ExecutorLink, LinkOptions
 from services.gateway.executors.watches import Watches
@@ -92,10 +94,9 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             links, pacer=pacer, reports=reports, limits=_limits(settings), clock=clock.monotonic_s
         )
         dispatcher.tracing = tracing
-        background.append(tasks.create_task(dispatcher.watch_readers()))
-        background.append(tasks.create_task(dispatcher.moves.run()))
         streams = _streams(settings, dispatcher)
-        background.append(tasks.create_task(streams.watch()))
+        works = (dispatcher.watch_readers(), dispatcher.moves.run(), streams.watch())
+        background += [tasks.create_task(work) for work in works]
         if key_source is not None:
             following = follow(key_source, keys, interval_s=settings.api_keys_refresh_s)
             background.append(tasks.create_task(following))
@@ -114,13 +115,14 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         http_port = listener.getsockname()[1]
         logger.info("gateway_started", http_port=http_port, grpc_port=rpc_server.port)
         try:
-            yield Gateway(
-                dispatcher=dispatcher,
-                pacer=pacer,
-                streams=streams,
-                http_port=http_port,
-                grpc_port=rpc_server.port,
-            )
+            with _gauges(links, dispatcher):
+                yield Gateway(
+                    dispatcher=dispatcher,
+                    pacer=pacer,
+                    streams=streams,
+                    http_port=http_port,
+                    grpc_port=rpc_server.port,
+                )
         finally:
             await _leave(dispatcher, rpc_server, settings.lame_duck_s)
             await _drain(dispatcher, rpc_server, settings.drain_timeout_s)
@@ -129,6 +131,30 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             for task in background:
                 task.cancel()
             await asyncio.to_thread(tracing.close)
+
+
+@contextmanager
+def _gauges(links: Sequence[ExecutorLink], dispatcher: Dispatcher) -> Iterator[None]:
+    """Have `/metrics` tell of executors while the block runs."""
+
+    def in_hand() -> list[InHand]:
+        return [
+            InHand(
+                live.route.link.address,
+                live.generation.request.model,
+                has_tokens=live.generation.num_generated > 0,
+            )
+            for live in dispatcher.live_requests()
+            if live.route is not None
+        ]
+
+    by_address = {link.address: link for link in links}
+    gauges = ExecutorGauges(by_address, in_hand, wall_clock=clock.wall_s)
+    REGISTRY.register(gauges)
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(gauges)
 
 
 def _limits(settings: GatewaySettings) -> DispatchLimits:

@@ -314,6 +314,7 @@ class Engine:
             numerics=numerics_of(config),
             is_batch_invariant=is_batch_invariant(),
             makes_drafts=speculates(config),
+            max_loras=config.lora_config.max_loras if config.lora_config else 0,
         )
 
     async def close(self) -> None:

@@ -251,15 +251,17 @@ class Dispatcher:
         while True:
             await asyncio.sleep(min(timeout_s / 4, MAX_WATCH_INTERVAL_S))
             now_s = self._clock()
-            for generation in self._generations():
+            for live in self.live_requests():
+                generation = live.generation
                 is_resumable = generation.request.is_resumable
                 if not is_resumable and generation.reader_stopped_for_s(now_s) >= timeout_s:
                     log.info("reader_stopped", request_id=generation.request.request_id)
                     generation.give_up(ReaderStoppedError("the reader has stopped reading"))
                     self.drop(generation)
 
-    def _generations(self) -> list[Generation]:
-        return [live.generation for live in self._live.values()]
+    def live_requests(self) -> list[LiveRequest]:
+        """Return all requests that have not ended; from whatever thread."""
+        return list(self._live.values())
 
     def start_leaving(self) -> None:
         """Go on, and not be ready any more: whoever sends requests shall send them elsewhere."""
@@ -279,8 +281,8 @@ class Dispatcher:
 
     def fail_all(self) -> None:
         """End every live request with an error; tokens that are here go out first."""
-        for generation in self._generations():
-            generation.fail(UnavailableError(DRAINING_MESSAGE))
+        for live in self.live_requests():
+            live.generation.fail(UnavailableError(DRAINING_MESSAGE))
 
     def _admit(self, requests: Sequence[GenerationRequest]) -> list[LiveRequest]:
         """Make all of `requests` live, or raise why not."""
@@ -306,9 +308,9 @@ class Dispatcher:
         """Have streams that only keep their pace end it, the oldest first, for others to come in:
         whoever asks for a tail has no right to its place.
         """
-        for generation in self._generations() if num_wanted > 0 else ():
-            if num_wanted > 0 and generation.keeps_its_pace:
-                generation.end_pace()
+        for live in self.live_requests() if num_wanted > 0 else ():
+            if num_wanted > 0 and live.generation.keeps_its_pace:
+                live.generation.end_pace()
                 num_wanted -= 1
 
     def _check_context(self, requests: Sequence[GenerationRequest]) -> None:
