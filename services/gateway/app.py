@@ -8,7 +8,7 @@ import ssl
 from asyncio import sleep
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,9 @@ from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.access.key_sources import FileKeys, KeySource, RedisKeys, follow
+from services.gateway.executors import discovery
+from services.gateway.executors.discovery import DnsSource, Place
+from services.gateway.executors.fleet import Fleet
 from services.gateway.executors.heartbeat import StallLimits
 from services.gateway.executors.link import ExecutorLink, LinkOptions
 from services.gateway.executors.watches import Watches
@@ -85,11 +88,15 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     tracing = Tracing("evenflow-gateway", settings.otlp_traces_endpoint)
     pacer = Pacer(clock=clock.monotonic_s, timer=_call_later)
     news = asyncio.Event()  # executors have come or gone
-    links = _links(settings, news)
+    fleet = _fleet(settings, news)
     async with _reports(settings) as reports, asyncio.TaskGroup() as tasks:
-        background = [tasks.create_task(link.run()) for link in links]
+        background = [tasks.create_task(fleet.run())]
         dispatcher = Dispatcher(
-            links, pacer=pacer, reports=reports, limits=_limits(settings), clock=clock.monotonic_s
+            fleet.links,
+            pacer=pacer,
+            reports=reports,
+            limits=_limits(settings),
+            clock=clock.monotonic_s,
         )
         dispatcher.tracing = tracing
         background.append(tasks.create_task(dispatcher.watch_readers()))
@@ -105,7 +112,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         def is_leaving() -> bool:
             return dispatcher.is_leaving
 
-        watches = Watches(links, is_leaving=is_leaving)
+        watches = Watches(fleet.links, is_leaving=is_leaving)
         app = make_app(dispatcher, streams, watches, keepalive_s=settings.sse_keepalive_s)
         http_server = _http_server(app, settings, keys, tracing, is_leaving)
         await rpc_server.start()
@@ -189,16 +196,21 @@ def _http_server(
     return _HttpServer(_http_config(edge, settings))
 
 
-def _links(settings: GatewaySettings, news: asyncio.Event) -> list[ExecutorLink]:
+def _fleet(settings: GatewaySettings, news: asyncio.Event) -> Fleet:
     options = LinkOptions(
         gateway_id=settings.name,
         transport=settings.transport,
         stalls=StallLimits(link_s=settings.link_stall_s, engine_s=settings.engine_stall_s),
     )
-    return [
-        ExecutorLink(address, options, clock=clock.monotonic_s, changed=news.set)
-        for address in settings.executor_addresses
-    ]
+
+    def make_link(place: Place) -> ExecutorLink:
+        transport = replace(options.transport, server_name=place.server_name)
+        own = replace(options, transport=transport)
+        return ExecutorLink(place.address, own, clock=clock.monotonic_s, changed=news.set)
+
+    names = settings.executor_names
+    sources = [DnsSource(host, port, resolver=discovery.resolve) for host, port in names]
+    return Fleet(settings.executor_addresses, sources, make_link=make_link, changed=news.set)
 
 
 async def _follow_readiness(
