@@ -192,6 +192,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         template_variables: Sequence[str] = (),
         fingerprint: str = "",
         numerics: str = "",
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         self._certificates = certificates
         self.caches_prefixes = caches_prefixes
@@ -223,14 +225,14 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.watched_at: list[float] = []  # rates asked for
         self.num_watchers = 0
         self.session: Session | None = None  # newest
-        self.port = free_port()
+        self.host, self.port = host, port or free_port()
         self.num_starts = 0
         self._server: aio.Server | None = None
         self._news = asyncio.Condition()
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     async def start(self) -> None:
         self.num_starts += 1

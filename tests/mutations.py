@@ -33,6 +33,7 @@ SERVING = ("tests/unit/executor/serving",)
 DRAFTS = ("tests/exact/test_drafts.py", "-k", "three")
 DRAFTS_OF_A_HEAD = ("tests/exact/test_drafts_with_kv.py", "-k", "asynchronous")
 COMING_BACK = ("tests/integration/test_gateway_coming_back.py",)
+DISCOVERY = ("tests/integration/test_gateway_discovery.py",)
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
@@ -48,6 +49,34 @@ class Mutation:
 
 
 MUTATIONS = (
+    Mutation(
+        "an executor whose address is gone gets new requests",
+        "services/gateway/executors/link.py",
+        "if self.is_gone or self._session is None:",
+        "if self._session is None:",
+        DISCOVERY,
+    ),
+    Mutation(
+        "what runs at an executor whose address is gone is cut",
+        "services/gateway/executors/fleet.py",
+        "            if link.is_idle:",
+        "            if True:",
+        DISCOVERY,
+    ),
+    Mutation(
+        "links end while a name is not answered",
+        "services/gateway/executors/fleet.py",
+        "places, problem = self._found[source], str(error)",
+        "places, problem = (), str(error)",
+        DISCOVERY,
+    ),
+    Mutation(
+        "any executor of this authority may be behind a name",
+        "services/gateway/app.py",
+        "transport = replace(options.transport, server_name=place.server_name)",
+        "transport = options.transport",
+        DISCOVERY,
+    ),
     Mutation(
         "requests go to the first of any two executors, whatever waits there",
         "services/gateway/executors/routing.py",

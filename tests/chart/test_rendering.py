@@ -138,7 +138,6 @@ def test_variables_are_settings_with_good_values(
                 for name, value in settings_of(part).items():
                     if name.startswith(prefix):
                         assert name.removeprefix(prefix).lower() in settings_class.model_fields
-                        value = value.replace("dns:evenflow", "evenflow")  # as of one address
                         patch.setenv(name, str(file) if name.endswith("_FILE") else value)
                 settings = settings_class()
             assert settings.host == "0.0.0.0"

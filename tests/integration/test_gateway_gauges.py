@@ -40,7 +40,7 @@ async def values(client: Client, name: str) -> Mapping[str, float]:
 
 async def told(client: Client, executor: FakeExecutor, load: pb.Load) -> None:
     """Have an executor tell its load, and wait until the gateway has it."""
-    assert executor.session is not None
+    await until(lambda: executor.session is not None)
     executor.session.send(load=load)
     (link,) = (
         one

@@ -18,7 +18,7 @@ from services.gateway.executors.heartbeat import CHECK_INTERVAL_S, Heartbeat, St
 from services.gateway.executors.inflight import InflightRequests
 from services.gateway.executors.outbox import Outbox
 from services.gateway.executors.probe import Probe
-from services.gateway.executors.routing import Candidate
+from services.gateway.executors.routing import Candidate, candidate_of
 from services.gateway.types import (
     GenerationRequest,
     RequestId,
@@ -51,7 +51,6 @@ MAX_BACKOFF_S = 2.0
 MODEL_INFO_TIMEOUT_S = 5.0
 MAX_SUBMIT_FRAC = 0.25  # of the largest message that the connection carries
 LOST_MESSAGE = "the connection to the executor was lost"
-REPEATABLE_DTYPE = "float32"  # what kernels and batches round differently decides no token
 
 CONNECTED = Gauge(
     "evenflow_gateway_executor_connected", "1 while the executor takes requests.", ["executor"]
@@ -122,6 +121,12 @@ class ExecutorLink:
         self._has_stalled = False  # nothing has shown since that the engine lives
         self._tells_nonsense = False  # of its load; it has been logged
         self._session: _Session | None = None
+        self.is_gone = False  # it is not found any more, and takes nothing new
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether nothing of this gateway is at the executor."""
+        return self._session is None or not len(self._session.inflight)
 
     @property
     def info(self) -> ServedModel | None:
@@ -135,7 +140,9 @@ class ExecutorLink:
 
     def candidate(self) -> Candidate | None:
         """Describe this executor for routing; None while it takes no requests."""
-        if self._session is None or self._session.is_leaving or not self._session.is_proven:
+        if self.is_gone or self._session is None:
+            return None
+        if self._session.is_leaving or not self._session.is_proven:
             return None
         session, inflight = self._session, self._session.inflight
         return replace(
@@ -245,6 +252,8 @@ class ExecutorLink:
                     backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
         finally:
             self._lose(UnavailableError("the gateway is shutting down"))
+            if self.is_gone:
+                CONNECTED.remove(self.address)
 
     async def _connect_once(self, stub: "pb_grpc.ExecutorServiceAsyncStub") -> bool:
         """Run one life of the stream. Returns False if it did not come about."""
@@ -281,7 +290,7 @@ class ExecutorLink:
             Outbox(self._options.gateway_id, process_epoch()),
             InflightRequests(),
             Heartbeat(self._options.stalls, self._clock()),
-            _candidate(self.address, info),
+            candidate_of(self.address, info),
         )
         self._changed()
         CONNECTED.labels(self.address).set(1)
@@ -360,22 +369,6 @@ class ExecutorLink:
         if session is not None:
             session.outbox.close()
             session.inflight.fail_all(error)
-
-
-def _candidate(address: str, info: ServedModel) -> Candidate:
-    served = info.each()
-    return Candidate(
-        address=address,
-        models=frozenset(one.model for one in served),
-        max_model_len=info.max_model_len,
-        num_inflight=0,
-        caches_prefixes=info.caches_prefixes,
-        fingerprints={one.model: one.fingerprint for one in served},
-        numerics=info.numerics,
-        is_repeatable=info.is_batch_invariant or info.dtype == REPEATABLE_DTYPE,
-        makes_drafts=info.makes_drafts,
-        epoch=info.epoch,
-    )
 
 
 @contextmanager

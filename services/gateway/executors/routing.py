@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from services.gateway.errors import UnknownModelError
+from services.gateway.types import ServedModel
 from services.kit.errors import UnavailableError
 from services.reporting.load import ExecutorLoad
 
+REPEATABLE_DTYPE = "float32"  # what kernels and batches round differently decides no token
 NEAR_S = 1.0  # waits that differ by no more are as good: for a home, and for a deposit
 SLO_SHARE = 0.5  # of a TTFT SLO, that a home may cost
 UNMEASURED_TPS = 2_000.0  # at which an executor is taken to compute prompts that has not yet
@@ -33,6 +35,23 @@ class Candidate:
     is_repeatable: bool = False  # with equal numerics tokens do not depend on what is beside them
     makes_drafts: bool = False  # on which draws with a seed depend
     epoch: int = 0  # number of its start, greater for later ones; 0: not known
+
+
+def candidate_of(address: str, info: ServedModel) -> Candidate:
+    """Return an executor that has nothing to do."""
+    served = info.each()
+    return Candidate(
+        address=address,
+        models=frozenset(one.model for one in served),
+        max_model_len=info.max_model_len,
+        num_inflight=0,
+        caches_prefixes=info.caches_prefixes,
+        fingerprints={one.model: one.fingerprint for one in served},
+        numerics=info.numerics,
+        is_repeatable=info.is_batch_invariant or info.dtype == REPEATABLE_DTYPE,
+        makes_drafts=info.makes_drafts,
+        epoch=info.epoch,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

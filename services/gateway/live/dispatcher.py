@@ -79,7 +79,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        links: Sequence[ExecutorLink],
+        links: Mapping[str, ExecutorLink],
         *,
         pacer: Pacer,
         reports: DeliveryReports,

@@ -129,8 +129,8 @@ class Placing:
                     await live.generation.answered()
         except BaseException as error:
             for live in answers:
-                if live.home is None:
-                    self._links[address].abandon(live.generation.request.request_id)
+                if live.home is None and live.route is not None:
+                    live.route.link.abandon(live.generation.request.request_id)
             if isinstance(error, TimeoutError):
                 raise DeadlineError("the executor did not answer in time") from None
             if isinstance(error, CannotResumeError | InvalidRequestError):
