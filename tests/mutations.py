@@ -34,6 +34,7 @@ DRAFTS = ("tests/exact/test_drafts.py", "-k", "three")
 DRAFTS_OF_A_HEAD = ("tests/exact/test_drafts_with_kv.py", "-k", "asynchronous")
 COMING_BACK = ("tests/integration/test_gateway_coming_back.py",)
 DISCOVERY = ("tests/integration/test_gateway_discovery.py",)
+GAUGES = ("tests/integration/test_gateway_gauges.py",)
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
@@ -76,6 +77,41 @@ MUTATIONS = (
         "transport = replace(options.transport, server_name=place.server_name)",
         "transport = options.transport",
         DISCOVERY,
+    ),
+    Mutation(
+        "requests that run are told as a queue",
+        "services/gateway/executors/gauges.py",
+        "waiting.add_metric(labels, load.num_newcomers)",
+        "waiting.add_metric(labels, load.num_newcomers + load.num_running_reqs)",
+        GAUGES,
+    ),
+    Mutation(
+        "a pool's blocks are told as if each held all layers",
+        "services/gateway/types.py",
+        "return self.num_gpu_blocks * num_layers // self.num_layers",
+        "return self.num_gpu_blocks",
+        GAUGES,
+    ),
+    Mutation(
+        "adapters of other executors' requests are told",
+        "services/gateway/executors/gauges.py",
+        "one.address == address and one.model in ids",
+        "one.model in ids",
+        GAUGES,
+    ),
+    Mutation(
+        "pods that are none of the release's may call the tracker",
+        "deploy/helm/evenflow/templates/networkpolicies.yaml",
+        "{{- range .callers }}",
+        "- namespaceSelector: {}\n        {{- range .callers }}",
+        ("tests/chart/test_network_policies.py",),
+    ),
+    Mutation(
+        "a gateway's lame duck does not count towards its grace",
+        "deploy/helm/evenflow/templates/_names.tpl",
+        "{{ add .lameDuckSeconds .drainSeconds 30 }}",
+        "{{ add .drainSeconds 30 }}",
+        ("tests/chart/test_values.py",),
     ),
     Mutation(
         "requests go to the first of any two executors, whatever waits there",
@@ -1407,7 +1443,7 @@ def copy_tree() -> None:
     for stub in (ROOT / "protos").rglob("*_pb2*.py"):
         shutil.copy2(stub, COPY / stub.relative_to(ROOT))
     (COPY / ".cache").mkdir(exist_ok=True)
-    for shared in ("models", "reference"):
+    for shared in ("models", "reference", "chart-tools"):
         (COPY / ".cache" / shared).symlink_to(ROOT / ".cache" / shared)
 
 

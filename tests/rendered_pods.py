@@ -90,7 +90,8 @@ class Cluster:
             if meant is not None:
                 return f"127.0.0.1:{meant.ports[port]}"
             every = self.addresses(match["host"], port)
-            return ",".join(every) if match["all"] else every[0]
+            names = [f"dns:{one.replace('127.0.0.1', 'localhost')}" for one in every]
+            return ",".join(names) if match["all"] else every[0]
 
         return ADDRESS.sub(address, text)
 

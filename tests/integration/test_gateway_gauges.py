@@ -132,7 +132,8 @@ async def test_each_executor_has_its_own() -> None:
 
 
 async def test_adapters_run_or_wait_with_their_requests() -> None:
-    executor = FakeExecutor(adapters=[pb.Adapter(model=name) for name in ("a", "b", "c")])
+    adapters = [pb.Adapter(model=name) for name in ("a", "b", "c")]
+    executor = FakeExecutor(adapters=adapters)
     began_s = time.time()
     async with gateway_with(executor) as client:
         await told(client, executor, LOAD)
@@ -155,3 +156,25 @@ async def test_adapters_run_or_wait_with_their_requests() -> None:
     assert (pod.running_adapters, pod.waiting_adapters) == ({"a"}, {"b"})
     assert all(began_s <= at_s <= time.time() for at_s in stamped_s.values())
     assert (idle.running_adapters, idle.waiting_adapters) == (set(), set())
+
+
+async def test_an_adapter_runs_where_its_request_is() -> None:
+    adapters = [pb.Adapter(model="a")]
+    executors = [FakeExecutor(executor_id=f"executor-{k}", adapters=adapters) for k in range(2)]
+    async with gateway_with(*executors) as client:
+        for executor in executors:
+            await told(client, executor, pb.Load())
+            executor.script.ending.clear()
+        stream = start(client, "a")
+        await until(lambda: client.num_generated() == [3])
+        families = text_string_to_metric_families(await page(client))
+        samples = [one for family in families if family.name == ADAPTERS for one in family.samples]
+        for executor in executors:
+            executor.script.ending.set()
+        await stream
+
+    running = {
+        one.labels["executor"]: one.labels["running_lora_adapters"] == "a" for one in samples
+    }
+    assert running == {one.executor_id: bool(one.submits) for one in executors}
+    assert sorted(running.values()) == [False, True]
