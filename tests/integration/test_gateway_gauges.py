@@ -121,6 +121,22 @@ async def test_prompts_that_no_report_has_yet_are_waited_for(client: Client, exe
     assert 0 < waiting < 100 * NUM_PROMPT_TOKENS / UNMEASURED_TPS
 
 
+async def test_parked_readers_are_no_queue(client: Client, executor) -> None:
+    """As an executor's front tells them: tests/unit/executor/serving/test_front.py."""
+    executor.script.ending.clear()
+    readers = [start(client, MODEL) for _ in range(8)]
+    await until(lambda: client.num_generated() == [3] * 8)
+    await told(client, executor, pb.Load(num_running_reqs=4, kv_unavailable_frac=1, deposit_s=30))
+
+    pod = read_pod(await page(client))
+    (wait_s,) = (await values(client, WAIT)).values()
+    executor.script.ending.set()
+    await asyncio.gather(*readers)
+
+    assert (pod.num_waiting, pod.num_running, pod.kv_use_frac) == (0, 4, 1)
+    assert wait_s == 0
+
+
 async def test_each_executor_has_its_own() -> None:
     first, second = (FakeExecutor(executor_id=f"executor-{k}") for k in range(2))
     async with gateway_with(first, second) as client:

@@ -714,6 +714,30 @@ async def test_gateways_hear_the_load_of_all_of_them_once_each_time_it_changes(
     assert front.load_for_gateways() == ExecutorLoad(prefill_tps=7.0)
 
 
+async def test_parked_requests_whose_readers_have_tokens_are_no_newcomers(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = Front(model_id="m", max_num_reqs=9)
+    front.serve(engine)
+    session = front.open_session("g")
+    names = [f"reader-{number}" for number in range(8)]
+    for name in names:
+        session.submit([make_submission(name)])
+    await settle()
+    for name in names:
+        engine.generate(name, 1)
+    monkeypatch.setattr(engine, "load", lambda: EngineLoad(num_waiting_reqs=8))  # in vLLM's queue
+    parked = front.load_for_gateways()
+    session.submit([make_submission("newcomer")])
+    await settle()
+    joined = front.load_for_gateways()
+    session.end_input()
+    front.close_session(session)
+
+    assert (parked.num_newcomers, parked.num_newcomer_tokens, parked.num_running_reqs) == (0, 0, 0)
+    assert joined.num_newcomers == 1
+
+
 async def test_who_drains_tells_every_gateway(front: Front, session: Session) -> None:
     idle = front.open_session("gateway-2")
     await submit(session, "slow")
