@@ -13,11 +13,13 @@ from referencing.jsonschema import DRAFT202012
 
 from lab.chart_tools import CHART, NEWEST, OLDEST, chart_tools, helm, schema_of
 from tests.charts import (
+    EXAMPLES,
     GOLDEN,
     ROOT,
     SCHEMA,
     SETTINGS,
     containers,
+    objects,
     of_kind,
     pods,
     render,
@@ -212,6 +214,17 @@ def test_a_side_car_leaves_before_its_executor_and_within_the_grace_of_both() ->
     assert told["EVENFLOW_GATEWAY_EXECUTORS"] == "127.0.0.1:50051"
     # 10 + 300 + 30 of the gateway, 60 + 30 of the executor, 64 GiB at 5 GB/s
     assert pod["terminationGracePeriodSeconds"] == 340 + 90 + 14
+
+
+def test_no_container_is_told_a_thing_twice() -> None:
+    own = ["--set", "gateway.settings.FAILOVER_TIMEOUT_S=900"]
+    for example in EXAMPLES.values():
+        for pod in pods(objects(render(*own, values=example))).values():
+            for part in containers(pod):
+                names = [variable["name"] for variable in part.get("env", [])]
+                assert len(names) == len(set(names)), part["name"]
+                told = settings_of(part).get("EVENFLOW_GATEWAY_FAILOVER_TIMEOUT_S", "900")
+                assert told == "900"
 
 
 def test_keys_in_redis_are_read_there() -> None:

@@ -12,6 +12,7 @@ from bench.failover.doors import Doors
 from bench.failover.rolling import NUM_SHORT_TOKENS, Readers
 from bench.failover.whole_stack import undisturbed
 from bench.gateway.heavy_requests import Edge
+from lab.chart_tools import has_helm
 from lab.models import exactness_model
 from lab.stack.processes import (
     MODEL,
@@ -25,7 +26,10 @@ from tests.charts import EXAMPLES, objects, render
 from tests.clients import Received, http_chat
 from tests.rendered_pods import Cluster, Pod
 
-pytestmark = pytest.mark.timeout(3_600)
+pytestmark = [
+    pytest.mark.timeout(3_600),
+    pytest.mark.skipif(not has_helm(), reason="the pinned helm is for Linux on x86-64"),
+]
 
 NUM_TOKENS = 40
 # Of this machine, and of one on which everything takes ten times as long.

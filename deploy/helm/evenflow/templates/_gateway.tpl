@@ -16,8 +16,8 @@
     - {name: EVENFLOW_GATEWAY_TRACKER, value: {{ $root.Values.tracker.enabled | ternary (printf "%s-tracker:50053" (include "evenflow.name" $root)) "" | quote }}}
     - {name: EVENFLOW_GATEWAY_LAME_DUCK_S, value: {{ $gateway.lameDuckSeconds | quote }}}
     - {name: EVENFLOW_GATEWAY_DRAIN_TIMEOUT_S, value: {{ $gateway.drainSeconds | quote }}}
-    {{- with index . 2 }}
-    - {name: EVENFLOW_GATEWAY_FAILOVER_TIMEOUT_S, value: {{ . | quote }}}
+    {{- if and (index . 2) (not (hasKey $gateway.settings "FAILOVER_TIMEOUT_S")) }}
+    - {name: EVENFLOW_GATEWAY_FAILOVER_TIMEOUT_S, value: {{ index . 2 | quote }}}
     {{- end }}
     {{- if $gateway.open }}
     - {name: EVENFLOW_GATEWAY_OPEN, value: "true"}
