@@ -24,6 +24,7 @@ from lab.stack.processes import (
 from tests.certificates import Authority
 from tests.charts import EXAMPLES, objects, render
 from tests.clients import Received, http_chat
+from tests.endpoint_picker import read_pod
 from tests.rendered_pods import Cluster, Pod
 
 pytestmark = [
@@ -49,10 +50,10 @@ HERE = {
 }
 
 
-def rendered(folder: Path, **further: object) -> Cluster:
+def rendered(folder: Path, *, example: str = "cpu", **further: object) -> Cluster:
     values = HERE | {"pools[0].model": exactness_model()} | further
     told = ",".join(f"{name}={value}" for name, value in values.items())
-    return Cluster(objects(render("--set", told, values=EXAMPLES["cpu"])), folder)
+    return Cluster(objects(render("--set", told, values=EXAMPLES[example])), folder)
 
 
 @pytest.fixture
@@ -128,6 +129,42 @@ async def test_pods_start_answer_and_leave_as_rendered(cluster: Cluster) -> None
     for pod in (gateway, planner, tracker, redis):
         pod.terminate()
         assert await asyncio.to_thread(pod.wait_exit) == 0, pod.log_tail()
+
+
+@pytest.mark.nightly
+async def test_a_side_car_serves_its_executor_and_leaves_before_it(tmp_path: Path) -> None:
+    """And tells an endpoint picker of it. Planner, tracker and Redis are away."""
+    here = {
+        "certificates.mode": "off",
+        "pools[0].device": "cpu",
+        "pools[0].gpus": 0,
+        "pools[0].replicas": 1,
+        "pools[0].autoscaling.kind": "off",
+        "pools[0].settings.DTYPE": "float32",
+        "pools[0].settings.ENFORCE_EAGER": "true",
+    }
+    cluster = rendered(tmp_path, example="sidecar", **here)
+    pod = cluster.pods["evenflow-executor-qwen-0"]
+    try:
+        pod.start()
+        await asyncio.to_thread(pod.wait_for, "liveness", "gateway")
+        assert not pod.probe("readiness", "gateway")
+        for part in ("executor", "gateway"):
+            await asyncio.to_thread(pod.wait_for, "readiness", part)
+        got = await http_chat(pod.url(), "Hello.", max_tokens=NUM_TOKENS, request_id="one")
+        page = await asyncio.to_thread(httpx.get, f"{pod.url()}/metrics")
+        told = read_pod(page.text)
+        pod.terminate("gateway")
+        assert await asyncio.to_thread(pod.wait_exit, "gateway") == 0, pod.log_tail("gateway")
+        assert pod.probe("readiness", "executor")
+        pod.terminate("executor")
+        assert await asyncio.to_thread(pod.wait_exit, "executor") == 0, pod.log_tail("executor")
+    finally:
+        cluster.stop()
+
+    assert (got.errors, got.done, got.num_output_tokens) == ([], True, NUM_TOKENS)
+    assert told.block_size * told.num_blocks > 2048  # a context's KV
+    assert told.max_adapters == 0
 
 
 @pytest.mark.nightly
