@@ -69,8 +69,8 @@ class InflightRequests:
 
     @property
     def num_unreported_tokens(self) -> int:
-        """Return about how many prompt tokens the newest report of the load lacks."""
-        unreported = (self._requests.get(request_id) for request_id in self._unreported)
+        """Return about how many prompt tokens the newest report lacks; any thread may ask."""
+        unreported = [self._requests.get(request_id) for request_id in tuple(self._unreported)]
         return sum(request.num_prompt_tokens for request in unreported if request is not None)
 
     @property

@@ -130,8 +130,9 @@ class ExecutorLink:
 
     @property
     def info(self) -> ServedModel | None:
-        """Return what the executor serves; None while it is not connected."""
-        return self._session.info if self._session else None
+        """Return what the executor serves, to any thread; None while it is not connected."""
+        session = self._session
+        return session.info if session else None
 
     @property
     def is_leaving(self) -> bool:
@@ -139,17 +140,15 @@ class ExecutorLink:
         return self._session is not None and self._session.is_leaving
 
     def candidate(self) -> Candidate | None:
-        """Describe this executor for routing; None while it takes no requests."""
-        if self.is_gone or self._session is None:
+        """Describe this executor for routing, to any thread; None while it takes no requests."""
+        session = self._session
+        if self.is_gone or session is None or session.is_leaving or not session.is_proven:
             return None
-        if self._session.is_leaving or not self._session.is_proven:
-            return None
-        session, inflight = self._session, self._session.inflight
         return replace(
             session.candidate,
-            num_inflight=len(inflight),
+            num_inflight=len(session.inflight),
             load=session.load,
-            num_unreported_tokens=inflight.num_unreported_tokens,
+            num_unreported_tokens=session.inflight.num_unreported_tokens,
         )
 
     def submit(self, answers: Sequence[Asked], generation: int) -> None:
