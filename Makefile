@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types ui pictures test-ui models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-chaos test-exact test-layerwise test-engines test-drawn test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
+.PHONY: help lock setup proto lint types ui pictures test-ui models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-chaos test-chart chart-golden test-exact test-layerwise test-engines test-drawn test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -122,6 +122,12 @@ test-executors: $(STACK_NEEDS) ## executors in processes of their own
 test-chaos: $(STACK_NEEDS) ## whatever dies, hangs, ends and is cut off at random, under many requests
 	$(PYTEST) $(JUNIT)/chaos.xml -s tests/chaos
 
+test-chart: $(if $(PREPARED),,setup chart-tools) ## the Helm chart: rendered, held against Kubernetes' schemas and the services' settings
+	$(PYTEST) $(JUNIT)/chart.xml tests/chart
+
+chart-golden: setup chart-tools ## write what the chart's tests compare with, when it is to render otherwise or services have other settings
+	$(BIN)/python -m tests.charts
+
 test-e2e: $(STACK_NEEDS) ## all processes, through the gateway
 	$(PYTEST) $(JUNIT)/e2e.xml tests/e2e
 
@@ -138,7 +144,7 @@ test-engines: $(EXACT_NEEDS) ## of these: parts of the engine
 test-drawn: $(EXACT_NEEDS) ## of these: what a commit draws from the product of options and failing copies
 	$(PYTEST) $(JUNIT)/drawn.xml -v --draw tests/exact/product.py tests/exact/failures.py
 
-.PHONY: reference executor-reference kernels
+.PHONY: reference executor-reference kernels chart-tools
 reference: models
 	$(BIN)/python -m tests.exact.reference float32
 
@@ -148,11 +154,14 @@ executor-reference: models
 kernels: setup
 	$(BIN)/python -m tests.kernels
 
+chart-tools: setup
+	$(BIN)/python -m lab.chart_tools
+
 # Three suites at a time, the longest first: two leave a third of both cores idle, while engines start and readers wait.
 test: setup ## everything that must pass (15 to 30 minutes on two cores)
-	$(MAKE) --jobs=2 --output-sync=line lint types reference executor-reference kernels
+	$(MAKE) --jobs=2 --output-sync=line lint types reference executor-reference kernels chart-tools
 	$(MAKE) --jobs=3 --keep-going --output-sync=line PREPARED=yes test-engines test-layerwise test-executors test-e2e test-chaos \
-	  test-integration test-unit test-drawn
+	  test-integration test-unit test-drawn test-chart
 
 .PHONY: product-parallel product-single product-failures
 product-parallel:

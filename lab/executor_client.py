@@ -122,6 +122,12 @@ class GatewayStream:
             self.reader.exception()
         await self._channel.close()
 
+    @property
+    def load(self) -> pb.Load:
+        """Return what the executor told last of its load."""
+        told = (frame.load for frame in reversed(self.frames) if frame.HasField("load"))
+        return next(told, pb.Load())
+
     def drop(self) -> None:
         """Break the stream off, as a gateway does that dies."""
         self._call.cancel()

@@ -115,6 +115,7 @@ class Session:
         accepted: Sequence[pb.Accepted] = (),
         rejected: Sequence[pb.Rejected] = (),
         outputs: Sequence[pb.RequestOutput] = (),
+        load: pb.Load | None = None,
     ) -> None:
         """Queue one frame; with `sequence` one that is out of order. Outputs may bear names."""
         for output in outputs:
@@ -126,6 +127,7 @@ class Session:
             outputs=outputs,
             num_engine_steps=self.num_steps,
             is_leaving=self.is_leaving,
+            load=load,
         )
         if sequence is None:
             self._sequence += 1
@@ -190,6 +192,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         template_variables: Sequence[str] = (),
         fingerprint: str = "",
         numerics: str = "",
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         self._certificates = certificates
         self.caches_prefixes = caches_prefixes
@@ -221,14 +225,14 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.watched_at: list[float] = []  # rates asked for
         self.num_watchers = 0
         self.session: Session | None = None  # newest
-        self.port = free_port()
+        self.host, self.port = host, port or free_port()
         self.num_starts = 0
         self._server: aio.Server | None = None
         self._news = asyncio.Condition()
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     async def start(self) -> None:
         self.num_starts += 1
@@ -274,6 +278,12 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             numerics=self.numerics,
             dtype=self.dtype,
             epoch=self.num_starts,
+            block_size=16,
+            num_gpu_blocks=1_000,
+            layers_per_group=1,
+            pipeline_parallel_size=1,
+            num_layers=8,
+            max_loras=2 if self.adapters else 0,
         )
 
     async def GetLoad(  # noqa: N802

@@ -33,6 +33,8 @@ SERVING = ("tests/unit/executor/serving",)
 DRAFTS = ("tests/exact/test_drafts.py", "-k", "three")
 DRAFTS_OF_A_HEAD = ("tests/exact/test_drafts_with_kv.py", "-k", "asynchronous")
 COMING_BACK = ("tests/integration/test_gateway_coming_back.py",)
+DISCOVERY = ("tests/integration/test_gateway_discovery.py",)
+GAUGES = ("tests/integration/test_gateway_gauges.py",)
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
@@ -48,6 +50,104 @@ class Mutation:
 
 
 MUTATIONS = (
+    Mutation(
+        "an executor whose address is gone gets new requests",
+        "services/gateway/executors/link.py",
+        "if self.is_gone or self._session is None:",
+        "if self._session is None:",
+        DISCOVERY,
+    ),
+    Mutation(
+        "what runs at an executor whose address is gone is cut",
+        "services/gateway/executors/fleet.py",
+        "            if link.is_idle:",
+        "            if True:",
+        DISCOVERY,
+    ),
+    Mutation(
+        "links end while a name is not answered",
+        "services/gateway/executors/fleet.py",
+        "places, problem = self._found[source], str(error)",
+        "places, problem = (), str(error)",
+        DISCOVERY,
+    ),
+    Mutation(
+        "any executor of this authority may be behind a name",
+        "services/gateway/app.py",
+        "transport = replace(options.transport, server_name=place.server_name)",
+        "transport = options.transport",
+        DISCOVERY,
+    ),
+    Mutation(
+        "requests that run are told as a queue",
+        "services/gateway/executors/gauges.py",
+        "waiting.add_metric(labels, load.num_newcomers)",
+        "waiting.add_metric(labels, load.num_newcomers + load.num_running_reqs)",
+        GAUGES,
+    ),
+    Mutation(
+        "a pool's blocks are told as if each held all layers",
+        "services/gateway/types.py",
+        "return self.num_gpu_blocks * num_layers // self.num_layers",
+        "return self.num_gpu_blocks",
+        GAUGES,
+    ),
+    Mutation(
+        "adapters of other executors' requests are told",
+        "services/gateway/executors/gauges.py",
+        "one.address == address and one.model in ids",
+        "one.model in ids",
+        GAUGES,
+    ),
+    Mutation(
+        "pods that are none of the release's may call the tracker",
+        "deploy/helm/evenflow/templates/networkpolicies.yaml",
+        "{{- range .callers }}",
+        "- namespaceSelector: {}\n        {{- range .callers }}",
+        ("tests/chart/test_network_policies.py",),
+    ),
+    Mutation(
+        "a gateway's lame duck does not count towards its grace",
+        "deploy/helm/evenflow/templates/_names.tpl",
+        "{{ add .lameDuckSeconds .drainSeconds 30 }}",
+        "{{ add .drainSeconds 30 }}",
+        ("tests/chart/test_values.py",),
+    ),
+    Mutation(
+        "requests go to the first of any two executors, whatever waits there",
+        "services/gateway/executors/routing.py",
+        "return min(tried, key=wait)",
+        "return tried[0]",
+        ("tests/unit/gateway/executors",),
+    ),
+    Mutation(
+        "a conversation's home is left as soon as it is busier",
+        "services/gateway/executors/routing.py",
+        "if waits_s[home.address] <= best_s + slack_s:",
+        "if waits_s[home.address] <= best_s:",
+        ("tests/unit/gateway/executors",),
+    ),
+    Mutation(
+        "a gateway forgets what it sent since the last report of a load",
+        "services/gateway/executors/inflight.py",
+        "        self._unreported.update(sinks)",
+        "        pass",
+        ("tests/integration/test_gateway_link.py",),
+    ),
+    Mutation(
+        "an executor's prompts are computed at the rate of all time, idle or not",
+        f"{EXECUTOR}/serving/load.py",
+        "        if self.num_reqs:\n",
+        "        if True:\n",
+        SERVING,
+    ),
+    Mutation(
+        "gateways without requests hear no load",
+        f"{EXECUTOR}/serving/step_stream.py",
+        "if load != self._told_load:",
+        "if False:",
+        SERVING,
+    ),
     Mutation(
         "a new pace leaves what waits as it was",
         "services/gateway/live/pacer.py",
@@ -1248,7 +1348,7 @@ MUTATIONS = (
     Mutation(
         "gateways do not hear that the engine steps",
         f"{EXECUTOR}/serving/front.py",
-        "                session.beat()",
+        "                session.beat(load)",
         "                pass",
         SERVING,
     ),
@@ -1343,7 +1443,7 @@ def copy_tree() -> None:
     for stub in (ROOT / "protos").rglob("*_pb2*.py"):
         shutil.copy2(stub, COPY / stub.relative_to(ROOT))
     (COPY / ".cache").mkdir(exist_ok=True)
-    for shared in ("models", "reference"):
+    for shared in ("models", "reference", "chart-tools"):
         (COPY / ".cache" / shared).symlink_to(ROOT / ".cache" / shared)
 
 

@@ -171,6 +171,7 @@ def frame_to_proto(frame: Frame) -> pb.StreamResponse:
         outputs=[_output(request_id, output) for request_id, output in frame.outputs.items()],
         num_engine_steps=frame.num_engine_steps,
         is_leaving=frame.is_leaving,
+        load=None if frame.load is None else write(frame.load, pb.Load),
     )
 
 

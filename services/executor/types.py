@@ -216,6 +216,7 @@ class ModelInfo:
     numerics: str = ""  # what rounds, in words
     is_batch_invariant: bool = False  # tokens do not depend on what else is in a step
     makes_drafts: bool = False  # by speculative decoding
+    max_loras: int = 0  # adapters in one step; 0: there are none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +245,7 @@ class EngineLoad:
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0  # accepted, not yet running
     kv_cache_usage_frac: float = 0.0  # [0, 1]
+    output_tps: float = 0.0  # tokens per second that its steps make; 0: not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ import math
 import socket
 import ssl
 from asyncio import sleep
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,12 +16,17 @@ import structlog
 import uvicorn
 import uvloop
 from fastapi import FastAPI
+from prometheus_client import REGISTRY
 
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.access.key_sources import FileKeys, KeySource, RedisKeys, follow
+from services.gateway.executors import discovery
+from services.gateway.executors.discovery import DnsSource, Place
+from services.gateway.executors.fleet import Fleet
+from services.gateway.executors.gauges import ExecutorGauges, InHand
 from services.gateway.executors.heartbeat import StallLimits
 from services.gateway.executors.link import ExecutorLink, LinkOptions
 from services.gateway.executors.watches import Watches
@@ -85,17 +90,20 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     tracing = Tracing("evenflow-gateway", settings.otlp_traces_endpoint)
     pacer = Pacer(clock=clock.monotonic_s, timer=_call_later)
     news = asyncio.Event()  # executors have come or gone
-    links = _links(settings, news)
+    fleet = _fleet(settings, news)
     async with _reports(settings) as reports, asyncio.TaskGroup() as tasks:
-        background = [tasks.create_task(link.run()) for link in links]
+        background = [tasks.create_task(fleet.run())]
         dispatcher = Dispatcher(
-            links, pacer=pacer, reports=reports, limits=_limits(settings), clock=clock.monotonic_s
+            fleet.links,
+            pacer=pacer,
+            reports=reports,
+            limits=_limits(settings),
+            clock=clock.monotonic_s,
         )
         dispatcher.tracing = tracing
-        background.append(tasks.create_task(dispatcher.watch_readers()))
-        background.append(tasks.create_task(dispatcher.moves.run()))
         streams = _streams(settings, dispatcher)
-        background.append(tasks.create_task(streams.watch()))
+        works = (dispatcher.watch_readers(), dispatcher.moves.run(), streams.watch())
+        background += [tasks.create_task(work) for work in works]
         if key_source is not None:
             following = follow(key_source, keys, interval_s=settings.api_keys_refresh_s)
             background.append(tasks.create_task(following))
@@ -105,7 +113,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         def is_leaving() -> bool:
             return dispatcher.is_leaving
 
-        watches = Watches(links, is_leaving=is_leaving)
+        watches = Watches(fleet.links, is_leaving=is_leaving)
         app = make_app(dispatcher, streams, watches, keepalive_s=settings.sse_keepalive_s)
         http_server = _http_server(app, settings, keys, tracing, is_leaving)
         await rpc_server.start()
@@ -114,13 +122,14 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
         http_port = listener.getsockname()[1]
         logger.info("gateway_started", http_port=http_port, grpc_port=rpc_server.port)
         try:
-            yield Gateway(
-                dispatcher=dispatcher,
-                pacer=pacer,
-                streams=streams,
-                http_port=http_port,
-                grpc_port=rpc_server.port,
-            )
+            with _gauges(fleet.links, dispatcher):
+                yield Gateway(
+                    dispatcher=dispatcher,
+                    pacer=pacer,
+                    streams=streams,
+                    http_port=http_port,
+                    grpc_port=rpc_server.port,
+                )
         finally:
             await _leave(dispatcher, rpc_server, settings.lame_duck_s)
             await _drain(dispatcher, rpc_server, settings.drain_timeout_s)
@@ -129,6 +138,29 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             for task in background:
                 task.cancel()
             await asyncio.to_thread(tracing.close)
+
+
+@contextmanager
+def _gauges(links: Mapping[str, ExecutorLink], dispatcher: Dispatcher) -> Iterator[None]:
+    """Have `/metrics` tell of executors while the block runs."""
+
+    def in_hand() -> list[InHand]:
+        return [
+            InHand(
+                live.route.link.address,
+                live.generation.request.model,
+                has_tokens=live.generation.num_generated > 0,
+            )
+            for live in dispatcher.live_requests()
+            if live.route is not None
+        ]
+
+    gauges = ExecutorGauges(links, in_hand, wall_clock=clock.wall_s)
+    REGISTRY.register(gauges)
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(gauges)
 
 
 def _limits(settings: GatewaySettings) -> DispatchLimits:
@@ -190,16 +222,21 @@ def _http_server(
     return _HttpServer(_http_config(edge, settings))
 
 
-def _links(settings: GatewaySettings, news: asyncio.Event) -> list[ExecutorLink]:
+def _fleet(settings: GatewaySettings, news: asyncio.Event) -> Fleet:
     options = LinkOptions(
         gateway_id=settings.name,
         transport=settings.transport,
         stalls=StallLimits(link_s=settings.link_stall_s, engine_s=settings.engine_stall_s),
     )
-    return [
-        ExecutorLink(address, options, clock=clock.monotonic_s, changed=news.set)
-        for address in settings.executor_addresses
-    ]
+
+    def make_link(place: Place) -> ExecutorLink:
+        transport = replace(options.transport, server_name=place.server_name)
+        own = replace(options, transport=transport)
+        return ExecutorLink(place.address, own, clock=clock.monotonic_s, changed=news.set)
+
+    names = settings.executor_names
+    sources = [DnsSource(host, port, resolver=discovery.resolve) for host, port in names]
+    return Fleet(settings.executor_addresses, sources, make_link=make_link, changed=news.set)
 
 
 async def _follow_readiness(

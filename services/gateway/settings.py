@@ -21,6 +21,8 @@ MAX_EDGE_MESSAGE_BYTES = 16 << 20  # of gRPC; the prompt of a context of a milli
 _ADDRESS = re.compile(r"[^\s:,]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
 
+_DNS = "dns:"
+
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/,@?#]+")
 
 
@@ -36,7 +38,8 @@ class GatewaySettings(ServiceSettings):
     http_port: int = Field(default=8000, ge=0, le=65535)  # OpenAI API; 0 picks a free port
     grpc_port: int = Field(default=50050, ge=0, le=65535)  # 0 picks a free port
     metrics_port: int = Field(default=9050, ge=0, le=65535)  # 0 picks a free port
-    executors: str = "127.0.0.1:50051"  # "host:port,host:port", at least one
+    # "host:port,dns:NAME:PORT", at least one: addresses, and names of which each address is one.
+    executors: str = "127.0.0.1:50051"
     tracker: str = "127.0.0.1:50053"  # host:port; empty: progress is not recorded
     # Stable name; empty: host name and HTTP port, so give one if that port is 0.
     id: str = Field(default="", pattern=f"^({VALID_REQUEST_ID.pattern})?$")
@@ -169,10 +172,12 @@ class GatewaySettings(ServiceSettings):
     @field_validator("executors")
     @classmethod
     def _check_executors(cls, value: str) -> str:
-        addresses = [_checked_address(part.strip()) for part in value.split(",")]
-        if len(set(addresses)) != len(addresses):
+        entries = [part.strip() for part in value.split(",")]
+        for entry in entries:
+            _checked_address(entry.removeprefix(_DNS))
+        if len(set(entries)) != len(entries):
             raise ValueError("an address is listed twice")
-        return ",".join(addresses)
+        return ",".join(entries)
 
     @field_validator("cors_origins")
     @classmethod
@@ -208,7 +213,14 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def executor_addresses(self) -> tuple[str, ...]:
-        return tuple(self.executors.split(","))
+        """Return the addresses that are stated."""
+        return tuple(one for one in self.executors.split(",") if not one.startswith(_DNS))
+
+    @property
+    def executor_names(self) -> tuple[tuple[str, int], ...]:
+        """Return hosts' names and ports of which each address is an executor."""
+        found = [one.removeprefix(_DNS) for one in self.executors.split(",") if _DNS in one]
+        return tuple((name, int(port)) for name, _, port in (one.rpartition(":") for one in found))
 
     @property
     def name(self) -> str:

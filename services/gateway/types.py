@@ -212,6 +212,20 @@ class ServedModel:
     is_batch_invariant: bool = False  # no token depends on what else is in a step
     makes_drafts: bool = False  # on which draws with a seed depend
     epoch: int = 0  # number of its executor's start, greater for later ones; 0: not known
+    block_size: int = 0  # tokens; of this and what follows 0: not known
+    num_gpu_blocks: int = 0  # each of `layers_per_group` layers on each stage
+    layers_per_group: int = 0
+    pipeline_parallel_size: int = 0
+    num_layers: int = 0
+    max_loras: int = 0  # adapters in one step
+
+    @property
+    def num_pool_blocks(self) -> int:
+        """Return how many blocks of all layers the KV pool holds."""
+        if not (self.layers_per_group and self.num_layers):
+            return self.num_gpu_blocks
+        num_layers = self.layers_per_group * self.pipeline_parallel_size
+        return self.num_gpu_blocks * num_layers // self.num_layers
 
     def each(self) -> list["ServedModel"]:
         """Return it and its adapters, which are models of their own to clients."""

@@ -290,7 +290,9 @@ def make_channel(
     that the files hold when they begin.
     """
     interceptors = [OutgoingInterceptor(default_timeout_s)]
-    options = [*RECONNECT_OPTIONS, *transport.ping_options]
+    options: list[tuple[str, Any]] = [*RECONNECT_OPTIONS, *transport.ping_options]
+    if transport.server_name:
+        options.append(("grpc.ssl_target_name_override", transport.server_name))
     if transport.certificates is None:
         return aio.insecure_channel(address, interceptors=interceptors, options=options)
     certificates = transport.certificates

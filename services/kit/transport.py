@@ -19,6 +19,7 @@ class Transport:
     """What both ends of a connection agree on."""
 
     certificates: Certificates | None = None  # None: plain text
+    server_name: str = ""  # that a server's certificate must bear; empty: its address' own
     client_names: frozenset[str] = frozenset()  # that a server's clients may bear; empty: any
     keepalive_s: float = 10.0  # between two pings; as long without an answer: the peer is dead
     max_message_bytes: int = 64 << 20  # one that is larger ends its call, or stream

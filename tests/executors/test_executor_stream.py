@@ -59,6 +59,13 @@ async def wait_idle(gateway: GatewayStream) -> pb.GetLoadResponse:
             await asyncio.sleep(0.02)
 
 
+async def until_load(gateway: GatewayStream, holds: Callable[[pb.Load], bool]) -> None:
+    """Wait until the newest load that the executor told is as expected."""
+    async with asyncio.timeout(ANSWER_TIMEOUT_S):
+        while not holds(gateway.load):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
 @pytest.mark.parametrize("name", list(STREAM))
 async def test_tokens_are_those_of_stock_vllm(
     stock: StockAnswers, gateway: GatewayStream, name: str
@@ -612,6 +619,12 @@ async def test_a_dropped_stream_leaves_nothing_in_the_engine(
         load = await gateway.stub.GetLoad(pb.GetLoadRequest())
         assert load.num_running_reqs == 4
         assert load.kv_cache_usage_frac > 0
+        # Of another gateway's requests, of which this one has none.
+        await until_load(
+            gateway, lambda load: load.num_running_reqs == 4 and not load.num_newcomers
+        )
+        assert gateway.load.prefill_tps > 0
+        assert 0 < gateway.load.kv_unavailable_frac < 1
         dying.drop()
         num_tokens = len(dying.answers["r0"].ids)
 
@@ -619,6 +632,18 @@ async def test_a_dropped_stream_leaves_nothing_in_the_engine(
     assert num_tokens < LONG["max_tokens"]
     assert load.kv_cache_usage_frac == 0
     assert load.num_deposited_tokens == 0
+    await until_load(gateway, lambda load: load == pb.Load(prefill_tps=load.prefill_tps))
+
+
+async def test_gateways_hear_what_paced_readers_have_and_take(gateway: GatewayStream) -> None:
+    level = gen.ServiceLevel(consumption_rate_tps=2.0)
+    answer = await gateway.submit("paced", text=PROMPT, sampling=LONG, service_level=level)
+    await gateway.wait(answer.started)
+    await until_load(gateway, lambda load: load.deposit_s > 5)
+    # The engine makes far more than 2 tokens a second, and the reader has taken none.
+    assert 0 < gateway.load.reading_load_frac < 0.5
+    await gateway.abort(answer, "paced")
+    await until_load(gateway, lambda load: load.deposit_s == load.reading_load_frac == 0)
 
 
 async def test_deposited_tokens_are_generated_minus_delivered(gateway: GatewayStream) -> None:

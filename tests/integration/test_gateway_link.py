@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator
 
 import grpc
@@ -11,9 +12,12 @@ from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2 as pb_gateway
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_gateway_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
+from services.gateway.executors.link import DROPPED_LOADS
+from services.gateway.executors.routing import expected_wait_s
 from services.gateway.settings import MAX_EDGE_MESSAGE_BYTES
 from services.kit.transport import PLAIN
-from tests.fake_executor import MODEL, FakeExecutor, Script, Session
+from services.reporting.load import ExecutorLoad
+from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor, Script, Session
 from tests.gateways import Client, chat_body, gateway_for, stream_body, until
 
 STOPPED = pb.Ending(finish_reason=gen.FINISH_REASON_STOP)
@@ -194,6 +198,15 @@ async def pair() -> AsyncIterator[tuple[FakeExecutor, FakeExecutor, Client]]:
         await executor.kill()
 
 
+def tell(executor: FakeExecutor, load: pb.Load) -> None:
+    assert executor.session is not None
+    executor.session.send(load=load)
+
+
+def loads_of(client: Client) -> list[ExecutorLoad | None]:
+    return [one.load for one in client.gateway.dispatcher.placing._candidates()]
+
+
 async def test_requests_spread_over_executors_by_load(pair) -> None:
     first, second, client = pair
     for executor in (first, second):
@@ -215,6 +228,57 @@ async def test_idle_executors_are_asked_by_turns(pair) -> None:
         await client.http.post("/v1/chat/completions", json=chat_body())
 
     assert [len(first.submits), len(second.submits)] == [2, 2]
+
+
+async def test_requests_go_where_the_wait_is_shortest_by_what_executors_say(pair) -> None:
+    first, second, client = pair
+    tell(first, pb.Load(num_newcomer_tokens=500, prefill_tps=100))
+    tell(second, pb.Load(num_newcomer_tokens=500, prefill_tps=400))
+    await until(lambda: None not in loads_of(client))
+    for _ in range(4):
+        await client.http.post("/v1/chat/completions", json=chat_body())
+
+    assert [len(first.submits), len(second.submits)] == [0, 4]
+
+
+@pytest.mark.logs("executor_load_dropped")
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        pytest.param(pb.Load(num_newcomers=-1), id="negative"),
+        pytest.param(pb.Load(prefill_tps=math.nan), id="not-a-number"),
+        pytest.param(pb.Load(kv_unavailable_frac=1.01), id="a-share-above-1"),
+    ],
+)
+async def test_own_requests_stand_in_for_a_load_that_cannot_be(pair, impossible) -> None:
+    first, second, client = pair
+    dropped = DROPPED_LOADS._value.get()
+    tell(first, pb.Load(num_newcomer_tokens=10**6, prefill_tps=1))
+    await until(lambda: any(loads_of(client)))
+    tell(first, impossible)
+    await until(lambda: not any(loads_of(client)))
+    for _ in range(4):
+        await client.http.post("/v1/chat/completions", json=chat_body())
+
+    assert DROPPED_LOADS._value.get() == dropped + 1
+    assert [len(first.submits), len(second.submits)] == [2, 2]
+
+
+async def test_own_requests_count_until_a_report_has_them(pair) -> None:
+    first, _, client = pair
+    candidate = client.gateway.dispatcher.placing._candidates
+    first.script.generating.clear()
+    tell(first, pb.Load(prefill_tps=100))
+    await until(lambda: any(loads_of(client)))
+    stream = start_stream(client, "r")
+    await first.until(lambda: bool(first.submits))
+    unreported = [one.num_unreported_tokens for one in candidate()]
+    tell(first, pb.Load(prefill_tps=100, num_newcomers=1, num_newcomer_tokens=NUM_PROMPT_TOKENS))
+    await until(lambda: expected_wait_s(candidate()[0]) == NUM_PROMPT_TOKENS / 100)
+    first.script.generating.set()
+    await stream
+
+    assert unreported == [2, 0]  # "Say hello.", as gateways estimate it
 
 
 async def test_the_turns_of_a_conversation_go_to_one_executor_that_caches_prefixes() -> None:

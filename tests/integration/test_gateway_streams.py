@@ -291,7 +291,9 @@ async def test_streams_that_only_keep_their_pace_make_room_for_others(executor) 
         body = stream_body(n=16, evenflow={"slo_tbt_ms": 3_600_000, "pace_tail": True})
         async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
             reading = asyncio.create_task(read_texts(response))
-            await until(lambda: all(g.keeps_its_pace for g in dispatcher._generations()))
+            await until(
+                lambda: all(one.generation.keeps_its_pace for one in dispatcher.live_requests())
+            )
 
             refused = await client.http.post("/v1/chat/completions", json=chat_body())
             await until(lambda: dispatcher.num_live == 14)

@@ -258,6 +258,17 @@ async def test_a_reader_leaves_comes_back_and_leaves_for_good(
         await client.wait_idle()
 
 
+@sees("evenflow_gateway_dropped_loads_total")
+async def test_an_executor_tells_a_load_that_cannot_be(
+    client: Client, executor: FakeExecutor
+) -> AsyncIterator[None]:
+    assert executor.session is not None
+    before = read()["evenflow_gateway_dropped_loads_total"]
+    executor.session.send(load=executor_pb.Load(num_newcomers=-1))
+    await until(lambda: read()["evenflow_gateway_dropped_loads_total"] > before)
+    yield
+
+
 @pytest.mark.logs("executor_lost")
 @sees("evenflow_gateway_executor_connected")
 async def test_an_executor_comes_and_goes(

@@ -25,6 +25,7 @@ UNPROVOKED = {
     "certificates_not_read": "beside certificates that stay as they were: tests see that they do",
     "copies_left_behind": A_GPU,
     "delta_not_taken": A_BUG,
+    "discovery_crashed": A_BUG,
     "engine_described": A_PROCESS,
     "engine_died": A_PROCESS,
     "executor_link_crashed": A_BUG,

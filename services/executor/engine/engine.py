@@ -11,7 +11,6 @@ import structlog
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.loggers import StatLoggerBase
 
 from services.executor.engine import engine_calls
 from services.executor.engine.aborts import Aborts
@@ -19,6 +18,7 @@ from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting,
 from services.executor.engine.config import make_config
 from services.executor.engine.fingerprint import Fingerprints, is_batch_invariant, numerics_of
 from services.executor.engine.kv_facts import kv_facts
+from services.executor.engine.load_recorder import LoadRecorder
 from services.executor.engine.reader_relay import ReaderRelay
 from services.executor.engine.replay import Replay, Replayed
 from services.executor.kv_options import caches_prefixes, layers_per_group, max_num_active_seqs
@@ -51,31 +51,6 @@ log = structlog.get_logger()
 SHUTDOWN_TIMEOUT_S = 3.0  # for an orderly end of the processes; nothing in them is worth more
 
 DEAD = Rejection(code=RejectCode.UNAVAILABLE, message="the engine has died")
-
-
-class LoadRecorder(StatLoggerBase):  # type: ignore[misc]
-    """A vLLM stat logger that keeps only the last record, and counts them: one for each step."""
-
-    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-        self.num_steps = 0  # that the engine has ended
-        self.num_running_reqs = 0
-        self.kv_cache_usage_frac = 0.0
-
-    def record(
-        self,
-        scheduler_stats: Any,
-        iteration_stats: Any,
-        mm_cache_stats: Any = None,
-        engine_idx: int = 0,
-    ) -> None:
-        """Take one step's figures; called from vLLM's output loop."""
-        if scheduler_stats is not None:
-            self.num_steps += 1
-            self.num_running_reqs = scheduler_stats.num_running_reqs
-            self.kv_cache_usage_frac = scheduler_stats.kv_cache_usage
-
-    def log_engine_initialized(self) -> None:
-        """Do nothing: there is nothing to announce."""
 
 
 class Engine:
@@ -307,6 +282,7 @@ class Engine:
             num_running_reqs=num_running,
             num_waiting_reqs=num_live - num_running,
             kv_cache_usage_frac=self._load.kv_cache_usage_frac if num_live else 0.0,
+            output_tps=self._load.output_tps,
         )
 
     def model_info(self, model_id: str) -> ModelInfo:
@@ -338,6 +314,7 @@ class Engine:
             numerics=numerics_of(config),
             is_batch_invariant=is_batch_invariant(),
             makes_drafts=speculates(config),
+            max_loras=config.lora_config.max_loras if config.lora_config else 0,
         )
 
     async def close(self) -> None:

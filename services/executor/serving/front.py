@@ -11,6 +11,7 @@ import structlog
 
 from services.executor.metrics import DEPOSITED_TOKENS, LIVE_REQUESTS, STREAMS
 from services.executor.observation import EngineObservation
+from services.executor.serving.load import Newcomers, load_of
 from services.executor.serving.progress import NoProgress, ProgressSink
 from services.executor.serving.session import Admission, Gateway, GenerationEngine, Session
 from services.executor.serving.watch import watch
@@ -23,12 +24,14 @@ from services.executor.types import (
     Submission,
 )
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
+from services.kit import clock
 from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
 from services.kit.telemetry.tracing import NO_TRACING, Tracing
+from services.reporting.load import ExecutorLoad
 
 log = structlog.get_logger()
 
-BEAT_S = 0.5  # gateways take seconds without a frame for a broken link
+BEAT_S = 0.25  # gateways take seconds without a frame for a broken link
 RESUMED_SHARE = 4  # a part of the limit, beside it: for answers that were begun elsewhere
 
 
@@ -76,6 +79,7 @@ class Front:
         self._engine: ServedEngine | None = None
         self._state = FrontState.LOADING
         self._sessions: set[Session] = set()
+        self._newcomers = Newcomers(clock.monotonic_s)
         self._request_ended = asyncio.Event()
         self._over = asyncio.Event()  # nothing will be generated any more
         LIVE_REQUESTS.set_function(lambda: self.num_live)
@@ -177,7 +181,7 @@ class Front:
             engine,
             gateway=Gateway(gateway_id, epoch),
             progress=self._progress,
-            admission=Admission(self._why_not, self._request_ended.set),
+            admission=Admission(self._why_not, self._request_ended.set, self._newcomers),
             tracing=self._tracing,
         )
         self._sessions.add(session)
@@ -206,11 +210,19 @@ class Front:
         log.info("gateway_left", gateway_id=session.gateway.id, num_aborted_reqs=num_aborted)
 
     async def beat(self) -> None:
-        """Send each gateway that has requests here a frame twice a second, until cancelled."""
-        while True:
-            await asyncio.sleep(BEAT_S)
+        """Tell gateways the load, and those that have requests here that the engine steps, four
+        times a second until cancelled, or until the engine has died.
+        """
+        while self._state is not FrontState.DEAD:
+            load = self.load_for_gateways()
             for session in list(self._sessions):
-                session.beat()
+                session.beat(load)
+            await asyncio.sleep(BEAT_S)
+
+    def load_for_gateways(self) -> ExecutorLoad:
+        """Return what all gateways ask of the engine; UnavailableError as for `engine`."""
+        live = [one for session in self._sessions for one in session.live]
+        return load_of(self.engine.load(), self._newcomers, live)
 
     def _why_not(self, submissions: Sequence[Submission]) -> Rejection | None:
         if self._state is not FrontState.SERVING:

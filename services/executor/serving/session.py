@@ -10,9 +10,15 @@ import structlog
 
 from services.executor.engine.collector import DeltaSink
 from services.executor.metrics import FRAME_TOKENS, FRAMES, REQUESTS
+from services.executor.serving.load import Newcomers
 from services.executor.serving.progress import ProgressSink, status_after
 from services.executor.serving.request_trace import RequestTrace
 from services.executor.serving.step_stream import Acceptance, Frame, StepStream
+from services.executor.serving.streamed_request import (
+    StreamedRequest,
+    echoed_prompt,
+    result_label,
+)
 from services.executor.types import (
     Delta,
     Ending,
@@ -25,10 +31,11 @@ from services.executor.types import (
 )
 from services.generation.finish import FinishReason
 from services.generation.lifecycle import RequestStatus
-from services.generation.logprobs import EchoedPrompt
 from services.kit.rpc import bind_request_id
 from services.kit.telemetry.tracing import Tracing
+from services.pacing.deposit import release_interval_s
 from services.pacing.types import ServiceLevel
+from services.reporting.load import ExecutorLoad
 
 log = structlog.get_logger()
 
@@ -51,31 +58,6 @@ class GenerationEngine(Protocol):
     def repace(self, engine_id: str, service_level: ServiceLevel) -> None: ...
 
 
-@dataclass(slots=True, kw_only=True)
-class StreamedRequest:
-    """A request that was submitted and has neither ended nor been refused."""
-
-    submission: Submission
-    trace: RequestTrace
-    engine_id: str = ""  # empty until the engine knows it
-    prompt: EchoedPrompt | None = None  # known once it is prepared, if it is to be given back
-    num_generated: int = 0
-    num_delivered: int = 0
-    reads: bool = True  # the scheduler takes the tokens to come for text that is read
-
-    @property
-    def num_deposited(self) -> int:
-        return max(0, self.num_generated - self.num_delivered)
-
-    def echo(self, delta: Delta) -> EchoedPrompt | None:
-        """Return the prompt if it goes with `delta`, which is not counted yet: with the first
-        tokens only, although an engine that computes a prompt again scores it again.
-        """
-        if self.prompt is None or self.num_generated or not delta.tokens:
-            return None
-        return replace(self.prompt, logprobs=delta.prompt_logprobs)
-
-
 @dataclass(frozen=True, slots=True)
 class Gateway:
     """Whose a session is."""
@@ -90,6 +72,7 @@ class Admission:
 
     why_not: Callable[[Sequence[Submission]], Rejection | None]  # None: all may come in
     ended: Callable[[], None]  # called for each one that came in
+    newcomers: Newcomers
 
 
 class Session:
@@ -166,7 +149,9 @@ class Session:
 
     def _enter(self, submission: Submission) -> StreamedRequest:
         trace = RequestTrace(submission, self._tracing)
-        return StreamedRequest(submission=replace(submission, trace=trace.context), trace=trace)
+        submission = replace(submission, trace=trace.context)
+        interval_s = release_interval_s(submission.service_level)
+        return StreamedRequest(submission=submission, trace=trace, interval_s=interval_s)
 
     def _is_taken(self, request_id: str) -> bool:
         return request_id in self._live or self._stream.knows(request_id)
@@ -208,8 +193,10 @@ class Session:
             live.num_delivered = resume.num_delivered_tokens
         self._stream.accept(live.submission.request_id, acceptance, num_known=live.num_generated)
         self._note(live, RequestStatus.QUEUED)
+        live.num_awaited = prepared.num_prompt_tokens + live.num_generated
+        self._admission.newcomers.came(live.num_awaited)
         live.engine_id = prepared.engine_id
-        live.prompt, live.reads = _echoed_prompt(live.submission, prepared), prepared.reads
+        live.prompt, live.reads = echoed_prompt(live.submission, prepared), prepared.reads
         if prepared.retold:
             self._push(live, Delta(prepared.retold))
         await self._engine.add(prepared, partial(self._on_delta, live))
@@ -235,6 +222,9 @@ class Session:
         if not self._is_live(live):
             return
         self._note_turn(live, delta)
+        if delta.tokens and live.num_awaited:
+            self._admission.newcomers.served(live.num_awaited)
+            live.num_awaited = 0
         self._push(live, delta)
         self._note(live, status_after(delta, live.num_generated))
         if delta.ending is not None:
@@ -279,6 +269,8 @@ class Session:
 
     def _forget(self, live: StreamedRequest) -> None:
         del self._live[live.submission.request_id]
+        if live.num_awaited:
+            self._admission.newcomers.left(live.num_awaited)
         self._admission.ended()
         if self._input_ended and not self._live:
             self._stream.end()
@@ -317,6 +309,7 @@ class Session:
         for request_id, service_level in paces:
             live = self._live.get(request_id)
             if live is not None and live.engine_id:
+                live.interval_s = release_interval_s(service_level)
                 self._engine.repace(live.engine_id, service_level)
 
     def end_input(self) -> None:
@@ -325,8 +318,15 @@ class Session:
         if not self._live:
             self._stream.end()
 
-    def beat(self) -> None:
-        """Send a frame soon if requests are live: the gateway learns that their engine steps."""
+    @property
+    def live(self) -> Collection[StreamedRequest]:
+        return self._live.values()
+
+    def beat(self, load: ExecutorLoad) -> None:
+        """Send a frame soon if requests are live: the gateway learns that their engine steps; and
+        if it has not heard of this load.
+        """
+        self._stream.tell(load)
         if self._live:
             self._stream.beat()
 
@@ -377,15 +377,3 @@ class Session:
         for task in set(self._preparing.values()):
             task.cancel()
         self._preparing.clear()
-
-
-def _echoed_prompt(submission: Submission, prepared: PreparedRequest) -> EchoedPrompt | None:
-    """Return what is to be given back of a prompt that nothing is computed of yet."""
-    if not (submission.echo or submission.returns_prompt_ids):
-        return None
-    text = prepared.text or "" if submission.echo else ""
-    return EchoedPrompt(text, token_ids=prepared.prompt_ids)
-
-
-def result_label(ending: Ending) -> str:
-    return "failed" if isinstance(ending, Failure) else ending.value

@@ -13,6 +13,7 @@ from itertools import repeat
 
 from services.executor.types import Delta, Ending, Rejection, Token
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
+from services.reporting.load import ExecutorLoad
 
 MAX_FRAME_BYTES = 256 << 10  # of tokens and echoes, but for the last; some 30 ms to write
 ENTRY_BYTES = 32  # of a token or a probability on the wire, without its text
@@ -52,6 +53,7 @@ class Frame:
     outputs: dict[str, Output] = field(default_factory=dict)
     num_engine_steps: int = 0  # that have ended when it is taken
     is_leaving: bool = False  # the executor takes nothing new
+    load: ExecutorLoad | None = None  # None: as told before
 
     @property
     def has_news(self) -> bool:
@@ -72,6 +74,8 @@ class StepStream:
         self._pending = Frame(sequence=0)
         self._is_due = False  # a frame, whether or not there is news
         self._is_leaving = False
+        self._load: ExecutorLoad | None = None  # newest
+        self._told_load: ExecutorLoad | None = None  # that the gateway knows
         self._num_sent: dict[
             str, int
         ] = {}  # live requests: tokens that the gateway has, with frames taken
@@ -116,6 +120,12 @@ class StepStream:
         self._is_due = True
         self._wake.set()
 
+    def tell(self, load: ExecutorLoad) -> None:
+        """Have the writer tell a load soon, unless the gateway knows it."""
+        self._load = load
+        if load != self._told_load:
+            self.beat()
+
     def leave(self) -> None:
         """Say from now on, and soon, that the executor is leaving."""
         self._is_leaving = True
@@ -142,7 +152,11 @@ class StepStream:
     def _take(self) -> Frame:
         taken, self._pending = _cut(self._pending, MAX_FRAME_BYTES)
         self._is_due = False
-        frame = replace(taken, num_engine_steps=self._num_steps(), is_leaving=self._is_leaving)
+        news = self._load if self._load != self._told_load else None
+        self._told_load = self._load
+        frame = replace(
+            taken, num_engine_steps=self._num_steps(), is_leaving=self._is_leaving, load=news
+        )
         for request_id, output in frame.outputs.items():
             if output.ending is not None:
                 del self._num_sent[request_id]

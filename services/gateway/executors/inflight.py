@@ -23,6 +23,7 @@ class _Inflight:
     is_accepted: bool = False
     is_aborted: bool = False  # the executor has been told
     num_tokens: int = 0  # taken so far
+    num_prompt_tokens: int = 0  # about so many
 
 
 class InflightRequests:
@@ -34,6 +35,7 @@ class InflightRequests:
 
     def __init__(self) -> None:
         self._requests: dict[str, _Inflight] = {}
+        self._unreported: set[str] = set()  # those that no report of the executor's load has
         self._next_sequence = 0
 
     def __len__(self) -> int:
@@ -42,16 +44,34 @@ class InflightRequests:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
-    def add(self, sinks: Mapping[str, RequestSink], *, num_known: int = 0) -> None:
-        """Expect answers to requests, by their ids, from token `num_known` on. Raises
-        DuplicateRequestError, and expects none, if one is in hand.
+    def add(
+        self, sinks: Mapping[str, RequestSink], *, num_known: int = 0, num_prompt_tokens: int = 0
+    ) -> None:
+        """Expect answers to requests, by their ids, from token `num_known` on, to a prompt of about
+        `num_prompt_tokens`. Raises DuplicateRequestError, and expects none, if one is in hand.
         """
         for request_id in sinks:
             if request_id in self._requests:
                 raise DuplicateRequestError(request_id)
         self._requests |= {
-            request_id: _Inflight(sink, num_tokens=num_known) for request_id, sink in sinks.items()
+            request_id: _Inflight(sink, num_tokens=num_known, num_prompt_tokens=num_prompt_tokens)
+            for request_id, sink in sinks.items()
         }
+        self._unreported.update(sinks)
+
+    def reported(self) -> None:
+        """Take in that the executor has just told its load: of all that it has accepted."""
+        self._unreported = {
+            request_id
+            for request_id in self._unreported
+            if (request := self._requests.get(request_id)) and not request.is_accepted
+        }
+
+    @property
+    def num_unreported_tokens(self) -> int:
+        """Return about how many prompt tokens the newest report lacks; any thread may ask."""
+        unreported = [self._requests.get(request_id) for request_id in tuple(self._unreported)]
+        return sum(request.num_prompt_tokens for request in unreported if request is not None)
 
     @property
     def is_live(self) -> bool:

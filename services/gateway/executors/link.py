@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import structlog
 from grpc import aio
-from prometheus_client import Gauge
+from prometheus_client import Counter, Gauge
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
@@ -18,13 +18,14 @@ from services.gateway.executors.heartbeat import CHECK_INTERVAL_S, Heartbeat, St
 from services.gateway.executors.inflight import InflightRequests
 from services.gateway.executors.outbox import Outbox
 from services.gateway.executors.probe import Probe
-from services.gateway.executors.routing import Candidate
+from services.gateway.executors.routing import Candidate, candidate_of
 from services.gateway.types import (
     GenerationRequest,
     RequestId,
     RequestSink,
     Resume,
     ServedModel,
+    estimated_num_tokens,
 )
 from services.generation.prompts import (
     ChatPrompt,
@@ -39,7 +40,9 @@ from services.kit.errors import InvalidRequestError, ServiceError, UnavailableEr
 from services.kit.rpc import make_channel, own_request_id, service_errors
 from services.kit.telemetry.trace_context import TraceContext
 from services.kit.transport import PLAIN, Transport
+from services.kit.wire import read
 from services.pacing.types import ServiceLevel
+from services.reporting.load import ExecutorLoad
 
 log = structlog.get_logger()
 
@@ -48,10 +51,13 @@ MAX_BACKOFF_S = 2.0
 MODEL_INFO_TIMEOUT_S = 5.0
 MAX_SUBMIT_FRAC = 0.25  # of the largest message that the connection carries
 LOST_MESSAGE = "the connection to the executor was lost"
-REPEATABLE_DTYPE = "float32"  # what kernels and batches round differently decides no token
 
 CONNECTED = Gauge(
     "evenflow_gateway_executor_connected", "1 while the executor takes requests.", ["executor"]
+)
+DROPPED_LOADS = Counter(
+    "evenflow_gateway_dropped_loads_total",
+    "Reports of an executor's load that cannot be; this gateway's requests stood in for them.",
 )
 
 
@@ -87,6 +93,7 @@ class _Session:
     inflight: InflightRequests
     heartbeat: Heartbeat
     candidate: Candidate  # as it was at the beginning
+    load: ExecutorLoad | None = None  # newest that the executor told
     is_leaving: bool = False  # the executor is
     is_proven: bool = True  # its engine is taken to live
 
@@ -112,12 +119,20 @@ class ExecutorLink:
         self._changed = changed
         self._clock = clock
         self._has_stalled = False  # nothing has shown since that the engine lives
+        self._tells_nonsense = False  # of its load; it has been logged
         self._session: _Session | None = None
+        self.is_gone = False  # it is not found any more, and takes nothing new
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether nothing of this gateway is at the executor."""
+        return self._session is None or not len(self._session.inflight)
 
     @property
     def info(self) -> ServedModel | None:
-        """Return what the executor serves; None while it is not connected."""
-        return self._session.info if self._session else None
+        """Return what the executor serves, to any thread; None while it is not connected."""
+        session = self._session
+        return session.info if session else None
 
     @property
     def is_leaving(self) -> bool:
@@ -125,10 +140,16 @@ class ExecutorLink:
         return self._session is not None and self._session.is_leaving
 
     def candidate(self) -> Candidate | None:
-        """Describe this executor for routing; None while it takes no requests."""
-        if self._session is None or self._session.is_leaving or not self._session.is_proven:
+        """Describe this executor for routing, to any thread; None while it takes no requests."""
+        session = self._session
+        if self.is_gone or session is None or session.is_leaving or not session.is_proven:
             return None
-        return replace(self._session.candidate, num_inflight=len(self._session.inflight))
+        return replace(
+            session.candidate,
+            num_inflight=len(session.inflight),
+            load=session.load,
+            num_unreported_tokens=session.inflight.num_unreported_tokens,
+        )
 
     def submit(self, answers: Sequence[Asked], generation: int) -> None:
         """Hand over answers to one prompt, which differ in their ids, seeds and traces.
@@ -147,6 +168,7 @@ class ExecutorLink:
         session.inflight.add(
             {answer.request.request_id: answer.sink for answer in answers},
             num_known=0 if resume is None else resume.num_known_tokens,
+            num_prompt_tokens=estimated_num_tokens(first.request.prompt),
         )
         session.outbox.submit(submit)
 
@@ -229,6 +251,8 @@ class ExecutorLink:
                     backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
         finally:
             self._lose(UnavailableError("the gateway is shutting down"))
+            if self.is_gone:
+                CONNECTED.remove(self.address)
 
     async def _connect_once(self, stub: "pb_grpc.ExecutorServiceAsyncStub") -> bool:
         """Run one life of the stream. Returns False if it did not come about."""
@@ -265,7 +289,7 @@ class ExecutorLink:
             Outbox(self._options.gateway_id, process_epoch()),
             InflightRequests(),
             Heartbeat(self._options.stalls, self._clock()),
-            _candidate(self.address, info),
+            candidate_of(self.address, info),
         )
         self._changed()
         CONNECTED.labels(self.address).set(1)
@@ -289,11 +313,25 @@ class ExecutorLink:
             session.heartbeat.took(frame.num_engine_steps, now_s)
             for request_id in session.inflight.apply(frame, now_s):
                 session.outbox.abort(request_id)
+            if frame.HasField("load"):
+                session.load = self._load(frame.load)
+                session.inflight.reported()
             if frame.is_leaving and not session.is_leaving:
                 session.is_leaving = True
                 log.info("executor_leaving", address=self.address)
                 self._changed()
         raise LinkBrokenError("the executor closed the stream")
+
+    def _load(self, load: pb.Load) -> ExecutorLoad | None:
+        """Return what an executor says of its load; None, and counted, if it cannot be."""
+        try:
+            return read(ExecutorLoad, load, "load")
+        except InvalidRequestError as error:
+            if not self._tells_nonsense:
+                log.warning("executor_load_dropped", address=self.address, detail=str(error))
+            self._tells_nonsense = True
+            DROPPED_LOADS.inc()
+            return None
 
     def _probe(self, session: _Session) -> None:
         """Have requests go elsewhere until the executor has answered one of a token."""
@@ -330,22 +368,6 @@ class ExecutorLink:
         if session is not None:
             session.outbox.close()
             session.inflight.fail_all(error)
-
-
-def _candidate(address: str, info: ServedModel) -> Candidate:
-    served = info.each()
-    return Candidate(
-        address=address,
-        models=frozenset(one.model for one in served),
-        max_model_len=info.max_model_len,
-        num_inflight=0,
-        caches_prefixes=info.caches_prefixes,
-        fingerprints={one.model: one.fingerprint for one in served},
-        numerics=info.numerics,
-        is_repeatable=info.is_batch_invariant or info.dtype == REPEATABLE_DTYPE,
-        makes_drafts=info.makes_drafts,
-        epoch=info.epoch,
-    )
 
 
 @contextmanager

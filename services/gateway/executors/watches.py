@@ -1,7 +1,7 @@
 """What engines do, passed on from executors to whoever looks; nobody asks while nobody does."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -30,8 +30,10 @@ Send: TypeAlias = Callable[[bytes], Awaitable[None]]
 class Watches:
     """Follows all executors for each watcher."""
 
-    def __init__(self, links: Sequence[ExecutorLink], *, is_leaving: Callable[[], bool]) -> None:
-        """Watches end when `is_leaving` says so."""
+    def __init__(
+        self, links: Mapping[str, ExecutorLink], *, is_leaving: Callable[[], bool]
+    ) -> None:
+        """`links`, by address, come and go. Watches end when `is_leaving` says so."""
         self._links = links
         self._is_leaving = is_leaving
         self._num_watchers = 0
@@ -48,13 +50,17 @@ class Watches:
         self._num_watchers += 1
         try:
             async with asyncio.TaskGroup() as tasks:
-                for link in self._links:
-                    tasks.create_task(self._follow(link, send, max_updates_per_s))
+                followed = set[ExecutorLink]()
+                while not self._is_leaving():
+                    for link in set(self._links.values()) - followed:
+                        tasks.create_task(self._follow(link, send, max_updates_per_s))
+                        followed.add(link)
+                    await asyncio.sleep(RETRY_S)
         finally:
             self._num_watchers -= 1
 
     async def _follow(self, link: ExecutorLink, send: Send, max_updates_per_s: float) -> None:
-        while not self._is_leaving():
+        while not self._is_leaving() and self._links.get(link.address) is link:
             with suppress(ServiceError):
                 async for update in link.watch(max_updates_per_s):
                     info = link.info

@@ -1,6 +1,7 @@
 """From a checked request to a live one: admission, quotas, progress, ending."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -78,7 +79,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        links: Sequence[ExecutorLink],
+        links: Mapping[str, ExecutorLink],
         *,
         pacer: Pacer,
         reports: DeliveryReports,
@@ -94,7 +95,7 @@ class Dispatcher:
         self.moves = Moves(
             routes, self._live, limits=limits.failover, submit_timeout_s=timeout_s, clock=clock
         )
-        self.placing = Placing(routes, self.moves, submit_timeout_s=timeout_s)
+        self.placing = Placing(routes, self.moves, submit_timeout_s=timeout_s, rng=random.Random())
         # No key alone takes all places, unless it may.
         self._quotas = Quotas(default_max_live=max(1, limits.max_live_requests // 2))
         self._idle = asyncio.Event()
@@ -250,15 +251,17 @@ class Dispatcher:
         while True:
             await asyncio.sleep(min(timeout_s / 4, MAX_WATCH_INTERVAL_S))
             now_s = self._clock()
-            for generation in self._generations():
+            for live in self.live_requests():
+                generation = live.generation
                 is_resumable = generation.request.is_resumable
                 if not is_resumable and generation.reader_stopped_for_s(now_s) >= timeout_s:
                     log.info("reader_stopped", request_id=generation.request.request_id)
                     generation.give_up(ReaderStoppedError("the reader has stopped reading"))
                     self.drop(generation)
 
-    def _generations(self) -> list[Generation]:
-        return [live.generation for live in self._live.values()]
+    def live_requests(self) -> list[LiveRequest]:
+        """Return all requests that have not ended; from whatever thread."""
+        return list(self._live.values())
 
     def start_leaving(self) -> None:
         """Go on, and not be ready any more: whoever sends requests shall send them elsewhere."""
@@ -278,8 +281,8 @@ class Dispatcher:
 
     def fail_all(self) -> None:
         """End every live request with an error; tokens that are here go out first."""
-        for generation in self._generations():
-            generation.fail(UnavailableError(DRAINING_MESSAGE))
+        for live in self.live_requests():
+            live.generation.fail(UnavailableError(DRAINING_MESSAGE))
 
     def _admit(self, requests: Sequence[GenerationRequest]) -> list[LiveRequest]:
         """Make all of `requests` live, or raise why not."""
@@ -305,9 +308,9 @@ class Dispatcher:
         """Have streams that only keep their pace end it, the oldest first, for others to come in:
         whoever asks for a tail has no right to its place.
         """
-        for generation in self._generations() if num_wanted > 0 else ():
-            if num_wanted > 0 and generation.keeps_its_pace:
-                generation.end_pace()
+        for live in self.live_requests() if num_wanted > 0 else ():
+            if num_wanted > 0 and live.generation.keeps_its_pace:
+                live.generation.end_pace()
                 num_wanted -= 1
 
     def _check_context(self, requests: Sequence[GenerationRequest]) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
+import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -15,10 +17,15 @@ from services.gateway.errors import (
     UnknownModelError,
 )
 from services.gateway.executors.affinity import conversation_of
-from services.gateway.executors.routing import Candidate, choose_executor
+from services.gateway.executors.routing import Candidate, Wanted, choose_executor
 from services.gateway.live.failover.moves import Moves
 from services.gateway.live.route import LiveRequest, Routes
-from services.gateway.types import GenerationRequest, RequestId, ServedModel
+from services.gateway.types import (
+    GenerationRequest,
+    RequestId,
+    ServedModel,
+    estimated_num_tokens,
+)
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
 from services.kit import rpc
 from services.kit.errors import (
@@ -28,6 +35,7 @@ from services.kit.errors import (
     ServiceError,
     UnavailableError,
 )
+from services.pacing.deposit import release_interval_s
 
 log = structlog.get_logger()
 
@@ -37,12 +45,15 @@ _OUTPUT_IDS = "resume.output_ids"  # what executors call the tokens that an answ
 class Placing:
     """Finds executors for requests, and follows them there."""
 
-    def __init__(self, routes: Routes, moves: Moves, *, submit_timeout_s: float) -> None:
+    def __init__(
+        self, routes: Routes, moves: Moves, *, submit_timeout_s: float, rng: random.Random
+    ) -> None:
         """`submit_timeout_s`: for an executor to accept or reject, > 0."""
         self._routes = routes
         self._links = routes.links
         self._moves = moves
         self._submit_timeout_s = submit_timeout_s
+        self._rng = rng
         self._turns = itertools.count()
 
     @property
@@ -71,12 +82,11 @@ class Placing:
         not compiled in time. `Moves` has those that are lost with their executor.
         """
         request = answers[0].generation.request
-        model, conversation = request.model, conversation_of(request)
-        tried = self._too_short(request)
+        wanted, tried = _wanted(request), set[str]()
         refusal: ServiceError | None = None
         while True:
             try:
-                chosen = self._choose(model, tried, conversation)
+                chosen = self._choose(replace(wanted, excluded=tried))
             except (UnavailableError, UnknownModelError) as error:
                 raise refusal or error from None
             tried.add(chosen.address)
@@ -103,23 +113,9 @@ class Placing:
             else:
                 return
 
-    def _too_short(self, request: GenerationRequest) -> set[str]:
-        """Return the executors whose context a request does not fit; the longest ones are tried
-        all the same, and cut its answer to what they have.
-        """
-        able = [c for c in self._candidates() if request.model in c.models]
-        longest = max((c.max_model_len for c in able), default=0)
-        return {
-            c.address
-            for c in able
-            if c.max_model_len < longest and not fits_context(request, c.max_model_len)
-        }
-
-    def _choose(self, model: str, tried: set[str], conversation: bytes = b"") -> Candidate:
-        turn = next(self._turns)
-        return choose_executor(
-            self._candidates(), model, excluded=tried, turn=turn, conversation=conversation
-        )
+    def _choose(self, wanted: Wanted) -> Candidate:
+        wanted = replace(wanted, turn=next(self._turns))
+        return choose_executor(self._candidates(), wanted, self._rng)
 
     def _candidates(self) -> list[Candidate]:
         return self._routes.candidates()
@@ -133,8 +129,8 @@ class Placing:
                     await live.generation.answered()
         except BaseException as error:
             for live in answers:
-                if live.home is None:
-                    self._links[address].abandon(live.generation.request.request_id)
+                if live.home is None and live.route is not None:
+                    live.route.link.abandon(live.generation.request.request_id)
             if isinstance(error, TimeoutError):
                 raise DeadlineError("the executor did not answer in time") from None
             if isinstance(error, CannotResumeError | InvalidRequestError):
@@ -164,12 +160,31 @@ class Placing:
         """Return a prompt's tokens, from any executor of the model. Raises UnknownModelError,
         UnavailableError, and InvalidRequestError if the prompt cannot be rendered.
         """
-        return await self._links[self._choose(model, set()).address].tokenize(prompt, options)
+        return await self._links[self._choose(Wanted(model=model)).address].tokenize(
+            prompt, options
+        )
 
     async def detokenize(self, model: str, ids: Sequence[int], *, fair_key: str) -> str:
         """Return the text of tokens. Raises as `tokenize` does."""
-        link = self._links[self._choose(model, set()).address]
+        link = self._links[self._choose(Wanted(model=model)).address]
         return await link.detokenize(ids, fair_key=fair_key)
+
+
+def _wanted(request: GenerationRequest) -> Wanted:
+    num_tokens = estimated_num_tokens(request.prompt)
+
+    def fits(max_model_len: int) -> bool:
+        return num_tokens < max_model_len and fits_context(request, max_model_len)
+
+    level = request.service_level
+    return Wanted(
+        model=request.model,
+        num_prompt_tokens=num_tokens,
+        fits=fits,
+        conversation=conversation_of(request),
+        slo_ttft_s=level.slo_ttft_s,
+        is_paced=release_interval_s(level) > 0,
+    )
 
 
 def _named(error: ServiceError, request: GenerationRequest) -> ServiceError:

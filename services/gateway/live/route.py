@@ -1,6 +1,6 @@
 """Where a live request is, and what gateway, executor and tracker say to each other of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -81,10 +81,10 @@ class LiveRequest:
 
 
 class Routes:
-    """The links to all executors, by their addresses."""
+    """The links to all executors, by their addresses; they come and go."""
 
-    def __init__(self, links: Sequence[ExecutorLink], reports: DeliveryReports) -> None:
-        self.links = {link.address: link for link in links}
+    def __init__(self, links: Mapping[str, ExecutorLink], reports: DeliveryReports) -> None:
+        self.links = links
         self._reports = reports
 
     def candidates(self) -> list[Candidate]:

@@ -210,7 +210,8 @@ class Moves:
     def _look_at_asked(self, live: LiveRequest, loss: _Loss) -> None:
         if self._clock() - loss.asked_s < self._submit_timeout_s:
             return
-        self._routes.links[loss.asked_at].abandon(live.generation.request.request_id)
+        assert live.route is not None
+        live.route.link.abandon(live.generation.request.request_id)
         self._refuse(live, loss, DeadlineError("the executor did not answer in time"))
 
     def _look_at_waiting(self, live: LiveRequest, loss: _Loss) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from services.gateway.errors import EngineFailedError, LeavingError, LinkStalledError
-from services.gateway.executors.routing import Candidate
+from services.gateway.executors.routing import Candidate, expected_wait_s
 from services.gateway.types import Continued
 from services.generation.sampling_params import SamplingParams
 from services.kit.errors import ServiceError
@@ -205,9 +205,9 @@ def _is_free(address: str, closed: Closed) -> bool:
 
 
 def _least_loaded(candidates: Sequence[Candidate], *, but: str) -> Candidate:
-    """Return the one with the fewest requests; that at the address `but` only if it is alone."""
+    """Return the one of the least wait; that at the address `but` only if it is alone."""
     others = [one for one in candidates if one.address != but]
-    return min(others or candidates, key=lambda one: one.num_inflight)
+    return min(others or candidates, key=lambda one: (expected_wait_s(one), one.num_inflight))
 
 
 def _what_lacks(fit: Sequence[Candidate]) -> str:

@@ -36,6 +36,7 @@ from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, To
 from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
 from services.pacing.types import ServiceLevel
 from services.placement.types import RequestPhase
+from services.reporting.load import ExecutorLoad
 
 
 def make_observed_request(request_id: str) -> RequestObservation:
@@ -138,7 +139,7 @@ class FakeEngine:
         )
 
     def load(self) -> EngineLoad:
-        return EngineLoad(num_running_reqs=len(self.sinks))
+        return EngineLoad(num_running_reqs=len(self.sinks), output_tps=20.0)
 
     async def tokenize(
         self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
@@ -665,10 +666,76 @@ async def test_gateways_with_requests_hear_how_far_the_engine_is(
     frames = [await next_frame(session) for _ in range(2)]
 
     assert [(frame.has_news, frame.num_engine_steps) for frame in frames] == [(False, 7)] * 2
+    assert (await next_frame(idle)).load == ExecutorLoad()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(aiter(idle.frames())), timeout=0.01)
     beats.cancel()
     front.close_session(idle)
+
+
+async def test_gateways_hear_the_load_of_all_of_them_once_each_time_it_changes(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr("services.kit.clock.monotonic_s", lambda: now_s)
+    front = Front(model_id="m", max_num_reqs=8)
+    front.serve(engine)
+    busy, idle = front.open_session("g"), front.open_session("h")
+    paced = ServiceLevel(consumption_rate_tps=5.0)
+    busy.submit([make_submission("a", service_level=paced)])
+    busy.submit([make_submission("b"), make_submission("c")])
+    await settle()
+
+    async def told() -> ExecutorLoad | None:
+        idle.beat(front.load_for_gateways())
+        return (await next_frame(idle)).load
+
+    came = await told()
+    now_s += 2.0
+    engine.generate("a", 1, 2, 3)  # 7 prompt tokens in 2 s
+    engine.generate("b", 1)  # 7 more
+    busy.abort("c")
+    busy.take_delivered([("a", 1)])
+    served = await told()
+    idle.beat(front.load_for_gateways())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(aiter(idle.frames())), timeout=0.01)
+    busy.end_input()
+    for session in (busy, idle):
+        front.close_session(session)
+
+    # Who reads 5 tokens of 20 a second takes a quarter; two of these tokens are in hand in the end.
+    assert came == ExecutorLoad(
+        num_running_reqs=3, num_newcomers=3, num_newcomer_tokens=21, reading_load_frac=0.25
+    )
+    assert served == ExecutorLoad(
+        num_running_reqs=2, prefill_tps=7.0, deposit_s=0.4, reading_load_frac=0.25
+    )
+    assert front.load_for_gateways() == ExecutorLoad(prefill_tps=7.0)
+
+
+async def test_parked_requests_whose_readers_have_tokens_are_no_newcomers(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front = Front(model_id="m", max_num_reqs=9)
+    front.serve(engine)
+    session = front.open_session("g")
+    names = [f"reader-{number}" for number in range(8)]
+    for name in names:
+        session.submit([make_submission(name)])
+    await settle()
+    for name in names:
+        engine.generate(name, 1)
+    monkeypatch.setattr(engine, "load", lambda: EngineLoad(num_waiting_reqs=8))  # in vLLM's queue
+    parked = front.load_for_gateways()
+    session.submit([make_submission("newcomer")])
+    await settle()
+    joined = front.load_for_gateways()
+    session.end_input()
+    front.close_session(session)
+
+    assert (parked.num_newcomers, parked.num_newcomer_tokens, parked.num_running_reqs) == (0, 0, 0)
+    assert joined.num_newcomers == 1
 
 
 async def test_who_drains_tells_every_gateway(front: Front, session: Session) -> None:

@@ -1,0 +1,46 @@
+"""What a session has of one request."""
+
+from dataclasses import dataclass, replace
+
+from services.executor.serving.request_trace import RequestTrace
+from services.executor.types import Delta, Ending, Failure, PreparedRequest, Submission
+from services.generation.logprobs import EchoedPrompt
+
+
+@dataclass(slots=True, kw_only=True)
+class StreamedRequest:
+    """A request that was submitted and has neither ended nor been refused."""
+
+    submission: Submission
+    trace: RequestTrace
+    engine_id: str = ""  # empty until the engine knows it
+    prompt: EchoedPrompt | None = None  # known once it is prepared, if it is to be given back
+    num_generated: int = 0
+    num_delivered: int = 0
+    reads: bool = True  # the scheduler takes the tokens to come for text that is read
+    interval_s: float = 0.0  # between two tokens, as its reader reads them; 0: no pace is known
+    num_awaited: int = 0  # tokens to be computed until it has a new one; 0: it has
+
+    @property
+    def num_deposited(self) -> int:
+        return max(0, self.num_generated - self.num_delivered)
+
+    def echo(self, delta: Delta) -> EchoedPrompt | None:
+        """Return the prompt if it goes with `delta`, which is not counted yet: with the first
+        tokens only, although an engine that computes a prompt again scores it again.
+        """
+        if self.prompt is None or self.num_generated or not delta.tokens:
+            return None
+        return replace(self.prompt, logprobs=delta.prompt_logprobs)
+
+
+def echoed_prompt(submission: Submission, prepared: PreparedRequest) -> EchoedPrompt | None:
+    """Return what is to be given back of a prompt that nothing is computed of yet."""
+    if not (submission.echo or submission.returns_prompt_ids):
+        return None
+    text = prepared.text or "" if submission.echo else ""
+    return EchoedPrompt(text, token_ids=prepared.prompt_ids)
+
+
+def result_label(ending: Ending) -> str:
+    return "failed" if isinstance(ending, Failure) else ending.value
