@@ -120,5 +120,5 @@ def retained_from_params(params: Mapping[str, Any] | None) -> Retained | None:
     return Retained(
         status=RetentionStatus(status),
         reason=reason and RejectedRetention(reason),
-        spans=[RetainedSpan(end=end, retention_s=seconds) for end, seconds in spans],
+        spans=tuple(RetainedSpan(end=end, retention_s=seconds) for end, seconds in spans),
     )

@@ -20,7 +20,6 @@ class RetentionMark:
 
     retention_s: float  # from the request's end, in (0, MAX_RETENTION_S]
     num_messages: int = 0  # of the conversation; 0: all of the request, its answer too
-    num_characters: int = 0  # of the last of these messages' content; 0: all of it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,7 @@ class RejectedRetention(Enum):
 
     NO_HOST_CACHE = "no_host_cache"  # the executor keeps no prefixes on the host
     MODEL_KIND = "model_kind"  # nor can it, of this model
-    LOST = "kv_lost"  # what the request computed is not to be found by others
+    KV_LOST = "kv_lost"  # what the request computed is not to be found by others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +62,7 @@ class Retained:
 
     status: RetentionStatus
     reason: RejectedRetention | None = None  # of a rejected one
-    spans: Sequence[RetainedSpan] = ()
+    spans: tuple[RetainedSpan, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -93,8 +92,8 @@ def check_hint(hint: RetentionHint, *, path: str = "retention") -> None:
     for mark in hint.marks:
         if not isfinite(mark.retention_s) or not 0 < mark.retention_s <= MAX_RETENTION_S:
             _refuse(at(path, "marks.retention_s"), f"must be in (0, {MAX_RETENTION_S:g}]")
-        if mark.num_messages < 0 or mark.num_characters < 0:
-            _refuse(at(path, "marks"), "must be >= 0")
+        if mark.num_messages < 0:
+            _refuse(at(path, "marks.num_messages"), "must be >= 0")
 
 
 def _refuse(field: str, rule: str) -> NoReturn:

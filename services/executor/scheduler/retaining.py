@@ -80,11 +80,11 @@ class Retaining:
         seconds = [one for _, one in kept.spans]
         columns = list(_columns(request.block_hashes, ends, seconds, now_s))
         num_held = self._retention.hold(kept.account, kept.session_id, columns, self._budget)
-        spans = [
+        spans = tuple(
             RetainedSpan(end=min(end, num_held) * block_size, retention_s=one)
             for (before, end), one in zip(pairwise([0, *ends]), seconds, strict=True)
             if before < min(end, num_held)
-        ]
+        )
         keys = request.block_hashes[:num_held]
         if num_held < len(columns):
             status = RetentionStatus.CLIPPED
@@ -100,7 +100,7 @@ class Retaining:
         if not self._options.prefix_caching or not self._owner.host.num_slots:
             return RejectedRetention.NO_HOST_CACHE
         if num_tokens >= self._owner.geometry.block_size and not request.block_hashes:
-            return RejectedRetention.LOST
+            return RejectedRetention.KV_LOST
         return None
 
     @property

@@ -13,6 +13,7 @@ from itertools import repeat
 
 from services.executor.types import Delta, Ending, Rejection, Token
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
+from services.generation.retention import Retained
 
 MAX_FRAME_BYTES = 256 << 10  # of tokens and echoes, but for the last; some 30 ms to write
 ENTRY_BYTES = 32  # of a token or a probability on the wire, without its text
@@ -31,6 +32,7 @@ class Output:
     num_reasoning_tokens: int | None = None  # with the ending, if reasoning is parsed
     num_cached_tokens: int = 0  # of the prompt, with the ending
     stop_string: str = ""  # that the answer came to, with the ending
+    retained: Retained | None = None  # of its KV, with the ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class StepStream:
         output.num_reasoning_tokens = delta.num_reasoning_tokens
         output.num_cached_tokens = delta.num_cached_tokens
         output.stop_string = delta.stop_string
+        output.retained = delta.retained
         output.prompt = prompt or output.prompt
         self._wake.set()
 
