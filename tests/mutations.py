@@ -352,8 +352,8 @@ MUTATIONS = (
     Mutation(
         "a key releases what another key's session keeps",
         "services/gateway/live/dispatcher.py",
-        "        account = caller.name if caller else \"\"\n        num_tokens",
-        "        account = \"alice\"\n        num_tokens",
+        '        account = caller.name if caller else ""\n        num_tokens',
+        '        account = "alice"\n        num_tokens',
         ("tests/integration/test_gateway_retention.py",),
     ),
     Mutation(
