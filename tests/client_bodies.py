@@ -61,7 +61,6 @@ SENT = (
                 "store",
                 "service_tier",
                 "safety_identifier",
-                "prompt_cache_key",
                 "verbosity",
                 "user",
                 "stream_options.include_obfuscation",

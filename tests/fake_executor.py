@@ -48,6 +48,7 @@ class Script:
     num_reasoning_tokens: int | None = None  # told with the finish reason
     num_cached_tokens: int = 0  # so is this
     stop_string: str = ""  # and this
+    retained: gen.Retained | None = None  # and this
     failure: pb.Failure | None = None  # instead of the finish reason
     reject: pb.Rejected | None = None  # instead of everything; its request id is filled in
     accepting: asyncio.Event = field(default_factory=open_gate)  # nothing is answered before
@@ -223,6 +224,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.observed = pb.WatchRequestsResponse()  # what whoever watches sees
         self.observing = open_gate()  # nobody sees anything before
         self.watched_at: list[float] = []  # rates asked for
+        self.sessions: dict[tuple[str, str], int] = {}  # tokens kept, by account and session
         self.num_watchers = 0
         self.session: Session | None = None  # newest
         self.host, self.port = host, port or free_port()
@@ -290,6 +292,12 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self, request: pb.GetLoadRequest, context: aio.ServicerContext
     ) -> pb.GetLoadResponse:
         return pb.GetLoadResponse()
+
+    async def ReleaseSession(  # noqa: N802
+        self, request: pb.ReleaseSessionRequest, context: aio.ServicerContext
+    ) -> pb.ReleaseSessionResponse:
+        num_tokens = self.sessions.pop((request.account, request.session_id), 0)
+        return pb.ReleaseSessionResponse(num_tokens=num_tokens)
 
     async def WatchRequests(  # noqa: N802
         self, request: pb.WatchRequestsRequest, context: aio.ServicerContext
@@ -427,5 +435,6 @@ async def _play(session: Session, submit: pb.Submit, script: Script) -> None:
             num_reasoning_tokens=script.num_reasoning_tokens,
             num_cached_tokens=script.num_cached_tokens,
             stop_string=script.stop_string,
+            retained=script.retained,
         )
         session.end(request_id, num_tokens, ending)

@@ -47,6 +47,13 @@ class Counters:
     num_prefix_hit_tokens: int = _counter("Prompt tokens that were cached, and not computed again.")
     num_published_columns: int = _counter("Blocks of all layers that others might begin with.")
     num_evicted_columns: int = _counter("Blocks of all layers that made room for others.")
+    num_evicted_retained_columns: int = _counter(
+        "Blocks of all layers that made room for others though they were to be kept."
+    )
+    num_retentions_accepted: int = _counter("Hints to keep a request's KV that were followed.")
+    num_retentions_clipped: int = _counter("Hints that were followed as far as budgets go.")
+    num_retentions_deferred: int = _counter("Hints about KV that was not on the host yet.")
+    num_retentions_rejected: int = _counter("Hints that were not followed.")
     num_trunk_joins: int = _counter("Requests that began with what others had in the pool.")
     num_trunk_splits: int = _counter("Times that a part of a request's KV became shared.")
     # Copies that went wrong; what several ranks report of one step counts once.
@@ -80,6 +87,10 @@ class Counters:
 
     def count_prefix_hit(self, way: ResumeWay) -> None:
         self._count(f"num_prefix_hits_{way.value}")
+
+    def count_retention(self, status: str) -> None:
+        """Count the answer to a hint."""
+        self._count(f"num_retentions_{status}")
 
     def num_resumes(self, way: ResumeWay) -> int:
         return self._number(f"num_resumes_{way.value}")

@@ -5,8 +5,8 @@ in the executor vLLM's block hash, stands for its tokens, all those before them,
 its copies are complete, a column is there for those only who share its blocks in the pool: always,
 where the host has no room.
 Live requests use columns; a column that nobody uses stays until its room is wanted, the one that
-was used longest ago going first. One that is not on the host stays while free blocks of the pool
-hold it.
+was used longest ago going first, and those that are retained (`retention.py`) after all others. One
+that is not on the host stays while free blocks of the pool hold it.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -16,6 +16,7 @@ from itertools import islice, takewhile
 from typing import Any
 
 from services.control.counters import Counters
+from services.control.retention import Retention
 
 NO_SLOT = -1  # stands for the slot of a block that has no room on the host
 
@@ -59,6 +60,9 @@ class PrefixCache:
         self._last_loss = 0  # the generation since which every column that was found is still here
         self._columns: dict[Hashable, Column] = {}
         self._idle: OrderedDict[Hashable, Column] = OrderedDict()  # in the order in which they go
+        # Idle ones whose turn to go it was, and that are retained: in the same order.
+        self._kept: OrderedDict[Hashable, Column] = OrderedDict()
+        self.retention = Retention(self._not_retained)
         self._counters = counters
 
     @property
@@ -106,9 +110,10 @@ class PrefixCache:
         """Count one more user of each."""
         for column in columns:
             column.num_users += 1
-            if self._idle.get(column.key) is column:
-                del self._idle[column.key]
-                self.num_idle_slots -= len(column.slots)
+            for idle in (self._idle, self._kept):
+                if idle.get(column.key) is column:
+                    del idle[column.key]
+                    self.num_idle_slots -= len(column.slots)
 
     def release(self, columns: Sequence[Column]) -> list[int]:
         """Count one user less of each, and return the slots of those that are nobody's now.
@@ -132,17 +137,20 @@ class PrefixCache:
                 del self._columns[column.key]
                 self._lost_some()
             elif known is not None and not known.num_users and known.is_complete:
-                self._idle.move_to_end(column.key)  # its twin was used until now
+                self._kept.pop(column.key, None)  # its twin was used until now
+                self._idle[column.key] = known
+                self._idle.move_to_end(column.key)
         return slots
 
     def evict(self, num_slots: int) -> list[int]:
         """Take the slots of idle columns, at least so many together, or all; return them.
 
-        A column that free blocks of the pool still hold is found there from then on.
+        Of those that are retained none goes while there are others. A column that free blocks of
+        the pool still hold is found there from then on.
         """
         slots: list[int] = []
-        while self._idle and len(slots) < num_slots:
-            key, column = self._idle.popitem(last=False)
+        while len(slots) < num_slots and (self._idle or self._kept):
+            key, column = self._take_next()
             slots.extend(column.slots)
             column.slots, column.is_complete = (), False
             if not column.is_left:
@@ -153,12 +161,34 @@ class PrefixCache:
             self._lost_some()
         return slots
 
+    def _take_next(self) -> tuple[Hashable, Column]:
+        """Return the idle column that goes next, which is none of the idle ones any more."""
+        while self._idle:
+            key, column = self._idle.popitem(last=False)
+            if key not in self.retention:
+                return key, column
+            self._kept[key] = column
+        self._counters.num_evicted_retained_columns += 1
+        return self._kept.popitem(last=False)
+
+    def _not_retained(self, key: Hashable) -> None:
+        """Let a column go before those that were used after it."""
+        column = self._kept.pop(key, None)
+        if column is not None:
+            self._idle[key] = column
+            self._idle.move_to_end(key, last=False)
+
+    @property
+    def num_retained_columns(self) -> int:
+        """Return how many columns are retained, on the host or not."""
+        return len(self.retention)
+
     def forget(self, is_gone: Callable[[Column], bool]) -> list[int]:
         """Let columns not be found any more; return the slots of those that nobody uses."""
         slots: list[int] = []
         for column in [column for column in self._columns.values() if is_gone(column)]:
             del self._columns[column.key]
-            if self._idle.pop(column.key, None) is not None:
+            if self._idle.pop(column.key, None) or self._kept.pop(column.key, None):
                 slots.extend(column.slots)
         self.num_idle_slots -= len(slots)
         self._lost_some()
@@ -183,7 +213,11 @@ class PrefixCache:
             assert column.num_users == num_users[column], "a column has other users than counted"
         idle = [column for column in everything if not column.num_users]
         on_host = {column for column in idle if column.is_complete}
-        assert on_host == set(self._idle.values()), "an unused column is lost, or used"
+        assert self._idle.keys().isdisjoint(self._kept), "an unused column has two places"
+        assert all(key in self.retention for key in self._kept), "a column is kept for nothing"
+        unused = {*self._idle.values(), *self._kept.values()}
+        assert on_host == unused, "an unused column is lost, or used"
+        self.retention.check_integrity()
         in_pool = [column for column in idle if not column.is_complete]
         assert all(one.is_left and not one.slots for one in in_pool), "a column is nowhere"
         slots = [slot for column in everything for slot in column.slots]

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from evenflow.executor.v1 import executor_pb2 as pb
+from evenflow.gateway.v1 import generation_pb2 as gen
 from services.executor.observation import (
     EngineObservation,
     GroupPlace,
@@ -24,6 +25,7 @@ from services.executor.types import (
 from services.generation.convert import (
     FINISH_TO_PROTO,
     delay_to_proto,
+    hint_from_proto,
     logprobs_to_proto,
     options_from_proto,
     part_to_proto,
@@ -99,6 +101,7 @@ def _submission(submit: pb.Submit) -> Submission:
         service_level=read(ServiceLevel, submit.service_level),
         trace=_trace(submit.trace_context),
         resume=_resume(submit),
+        retention=hint_from_proto(submit, path="retention"),
     )
 
 
@@ -215,6 +218,7 @@ def _ending(output: Output) -> pb.Ending | None:
                 num_reasoning_tokens=output.num_reasoning_tokens,
                 num_cached_tokens=output.num_cached_tokens,
                 stop_string=output.stop_string,
+                retained=None if output.retained is None else write(output.retained, gen.Retained),
             )
 
 

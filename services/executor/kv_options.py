@@ -40,6 +40,7 @@ AUTO: Literal["auto"] = "auto"
 HostBytes: TypeAlias = Amount | Literal["auto"]  # auto: by the pool (sizing.py)
 Rate: TypeAlias = Annotated[float, Field(ge=0)]
 Limit: TypeAlias = Annotated[float, Field(gt=0)]
+Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 
 
 class UncompiledOptions(UserDict[str, Any]):
@@ -75,6 +76,9 @@ class KVOptions:
     restore_when_free_frac: float = 0.1  # of the pool must stay free for a layer to come back
     overlap_load_evict: bool = True  # loads of one request begin while another's blocks drain
     prefix_caching: bool = True  # requests begin with what others left on the host
+    retention_frac: Share = 0.25  # of the host, that one account may retain at once
+    # The same times the seconds that are still to come: 900 is a quarter of the host for an hour.
+    retention_host_s: Rate = 900.0
     max_pause_s: Limit = 60.0  # a request whose reader has stopped runs again after this
     h2d_bytes_per_s: Rate = 0.0  # CPU only: speed of the modelled link; 0: memory speed
     d2h_bytes_per_s: Rate = 0.0  # CPU only

@@ -1,5 +1,5 @@
 """What a request was promised and has already, on its way to the scheduler; and why a token is
-late, on its way back.
+late, and what is kept of its KV, on their way back.
 
 The scheduler lives in another process; vLLM carries `SamplingParams.extra_args` there, and
 `kv_transfer_params` of an output to the front.
@@ -9,13 +9,21 @@ from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
 from typing import Any
 
+from services.generation.retention import (
+    RejectedRetention,
+    Retained,
+    RetainedSpan,
+    RetentionStatus,
+)
 from services.pacing.cause import Cause, Delay
 from services.pacing.types import NO_SERVICE_LEVEL, Release, ServiceLevel
 
 EXTRA_ARGS_KEY = "evenflow"
 READS_KEY = "evenflow_reads"
 RESUME_KEY = "evenflow_resume"
+RETENTION_KEY = "evenflow_retention"
 DELAY_KEY = "evenflow_delay"
+RETAINED_KEY = "evenflow_retained"
 
 
 def to_extra_args(service_level: ServiceLevel, *, reads: bool = True) -> dict[str, Any]:
@@ -75,3 +83,42 @@ def from_transfer_params(params: Mapping[str, Any] | None) -> Delay | None:
         return None
     cause, late_s = params[DELAY_KEY]
     return Delay(Cause(cause), late_s)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """Tokens of a request that are to be kept."""
+
+    account: str
+    session_id: str  # empty: of no session
+    spans: list[tuple[int, float]]  # their ends, 0: all of the request; and seconds from its end
+
+
+def with_kept(extra_args: Mapping[str, Any] | None, kept: KeptTokens) -> dict[str, Any]:
+    """Return `extra_args` that carry what is to be kept, too, made of plain values."""
+    return {**(extra_args or {}), RETENTION_KEY: astuple(kept)}
+
+
+def kept_of(extra_args: Mapping[str, Any] | None) -> KeptTokens | None:
+    """Return what `with_kept` packed; None for a request of which nothing is asked to be kept."""
+    packed = (extra_args or {}).get(RETENTION_KEY)
+    return None if packed is None else KeptTokens(*packed)
+
+
+def retained_to_params(retained: Retained) -> dict[str, Any]:
+    """Return `kv_transfer_params` that carry what is kept, made of plain values."""
+    reason = retained.reason and retained.reason.value
+    spans = [astuple(span) for span in retained.spans]
+    return {RETAINED_KEY: (retained.status.value, reason, spans)}
+
+
+def retained_from_params(params: Mapping[str, Any] | None) -> Retained | None:
+    """Return what `retained_to_params` packed; None for an output without it."""
+    if not params or RETAINED_KEY not in params:
+        return None
+    status, reason, spans = params[RETAINED_KEY]
+    return Retained(
+        status=RetentionStatus(status),
+        reason=reason and RejectedRetention(reason),
+        spans=tuple(RetainedSpan(end=end, retention_s=seconds) for end, seconds in spans),
+    )

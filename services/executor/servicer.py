@@ -62,6 +62,14 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
         text = await self._front.detokenize(request.model, request.ids, fair_key=request.fair_key)
         return pb.DetokenizeResponse(text=text)
 
+    async def ReleaseSession(
+        self, request: pb.ReleaseSessionRequest, context: Context
+    ) -> pb.ReleaseSessionResponse:
+        if not request.session_id:
+            raise InvalidRequestError("session_id is required", field="session_id")
+        num_tokens = await self._front.release_session(request.account, request.session_id)
+        return pb.ReleaseSessionResponse(num_tokens=num_tokens)
+
     async def WatchRequests(
         self, request: pb.WatchRequestsRequest, context: Context
     ) -> AsyncIterator[pb.WatchRequestsResponse]:

@@ -23,6 +23,7 @@ from services.executor.kv_options import (
     LayersPerGroup,
     Limit,
     Rate,
+    Share,
     StagingBuffers,
 )
 from services.kit.rpc import VALID_REQUEST_ID
@@ -102,6 +103,10 @@ class ExecutorSettings(ServiceSettings):
     # At most; 0: no write-through.
     kv_mirrored_blocks_per_step: Amount = MAX_MIRRORED_BLOCKS
     kv_max_pause_s: Limit = 60.0  # a request whose reader has stopped runs again after this
+    # Of the host, what one API key's clients may have kept (docs/agents.md): at once; and times the
+    # seconds still to come.
+    kv_retention_frac: Share = 0.25
+    kv_retention_host_s: Rate = 900.0
     kv_link_bytes_per_s: Rate = 0.0  # modelled link on a CPU; 0: memory speed
     # Which blocks are checked when they come back from the host.
     kv_integrity_guard: GuardMode = GuardMode.SAMPLE

@@ -8,6 +8,7 @@ from services.generation.conversation import ToolCallPart
 from services.generation.finish import FinishReason
 from services.generation.logprobs import TokenLogprobs
 from services.generation.prompts import Prompt
+from services.generation.retention import Retained, RetentionHint
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.telemetry.trace_context import TraceContext
 from services.pacing.cause import Delay
@@ -76,6 +77,7 @@ class Delta:
     num_reasoning_tokens: int | None = None  # of the whole answer, with its ending, if parsed
     num_cached_tokens: int = 0  # of the prompt, with the ending
     stop_string: str = ""  # that the answer came to, with the ending
+    retained: Retained | None = None  # of its KV, as far as this step tells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,7 @@ class Submission:
     fair_key: str = ""  # the client among which preparation is shared; empty: not known
     resume: Resume | None = None  # what its answer has already
     rendered_at_s: Instant = 0.0  # that a chat template takes for now; 0: it has a clock
+    retention: RetentionHint | None = None  # what is to be kept of its KV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +141,7 @@ class PreparedRequest:
     resume: Resume | None = None
     replayed: Any = None  # a `Replayed`, of a resumed answer
     retold: tuple[Token, ...] = ()  # tokens that it has, to be told before all else
+    asks_to_keep: bool = False  # its KV, or a part of it
 
 
 class RejectCode(Enum):

@@ -41,6 +41,7 @@ from services.generation.prompts import (
     TokenizeOptions,
     TokenPrompt,
 )
+from services.generation.retention import Retained
 from services.kit.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -142,10 +143,16 @@ def submit_to_proto(
         generation=generation,
         sampling=sampling_to_proto(request.sampling),
         cache_salt=request.shared_cache,
+        retention=_hint_to_proto(request),
         trace_context=_trace(trace),
         further_answers=(),
         resume=None if resume is None else write(resume, executor_pb2.Resume),
     )
+
+
+def _hint_to_proto(request: types.GenerationRequest) -> gen.RetentionHint | None:
+    hint = request.retention
+    return None if hint is None else write(hint, gen.RetentionHint, account=request.tenant)
 
 
 def _input(prompt: Prompt) -> dict[str, Any]:
@@ -226,6 +233,14 @@ def ending_from_proto(ending: executor_pb2.Ending) -> tuple[FinishReason, int | 
     reason = FINISH_FROM_PROTO.get(ending.finish_reason, FinishReason.STOP)
     num_reasoning = ending.num_reasoning_tokens if has_count else None
     return reason, num_reasoning, ending.num_cached_tokens, ending.stop_string
+
+
+def retained_from_proto(ending: executor_pb2.Ending) -> Retained | None:
+    """Return what is kept of a request's KV; None: nothing was asked for, or nothing is known of
+    such an answer.
+    """
+    is_known = ending.retained.status in gen.RetentionStatus.values()
+    return read(Retained, ending.retained) if ending.HasField("retained") and is_known else None
 
 
 def rejection_from_proto(rejected: executor_pb2.Rejected) -> ServiceError:

@@ -25,6 +25,15 @@ class UnknownRequestError(NotFoundError):
     reason = "UNKNOWN_REQUEST"
 
 
+class UnknownSessionError(NotFoundError):
+    """Nothing is kept for a session of that name, or none is the caller's."""
+
+    reason = "UNKNOWN_SESSION"
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f'nothing is kept for a session "{session_id}" of yours')
+
+
 class StreamGoneError(NotFoundError):
     """A stream that could be taken up again cannot be any more."""
 

@@ -16,7 +16,7 @@ from services.gateway.resumable.step_queue import StepQueue
 from services.gateway.resumable.stream import ResumableStream
 from services.gateway.resumable.streams import ResumableStreams
 from services.gateway.types import Finish, GenerationRequest, RequestId, Token
-from services.generation.convert import prompt_to_proto, sampling_from_proto
+from services.generation.convert import hint_from_proto, prompt_to_proto, sampling_from_proto
 from services.generation.logprobs import EchoedPrompt
 from services.generation.prompts import Prompt
 from services.generation.sampling_params import SamplingParams
@@ -109,6 +109,14 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
         level = repace(self._dispatcher, RequestId(request.request_id), stated, PACE_FIELDS)
         return pb.ChangePaceResponse(release_interval_s=release_interval_s(level))
 
+    async def ReleaseSession(
+        self, request: pb.ReleaseSessionRequest, context: Context
+    ) -> pb.ReleaseSessionResponse:
+        if not request.session_id:
+            raise InvalidRequestError("session_id is required", field="session_id")
+        num_tokens = await self._dispatcher.release_session(request.session_id)
+        return pb.ReleaseSessionResponse(num_tokens=num_tokens)
+
     async def ListModels(
         self, request: pb.ListModelsRequest, context: Context
     ) -> pb.ListModelsResponse:
@@ -174,4 +182,5 @@ def _to_generation_request(
         returns_prompt_ids=request.returns_prompt_ids,
         is_resumable=request.resumable,
         begun=convert.begun_from_proto(request.resume) if request.HasField("resume") else None,
+        retention=hint_from_proto(request, path="retention"),
     )

@@ -11,6 +11,7 @@ from services.generation.conversation import ToolCallPart
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
 from services.generation.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from services.generation.retention import Retained, RetentionHint
 from services.generation.sampling_params import DEFAULT_SAMPLING, SamplingParams
 from services.kit.errors import InvalidRequestError, ServiceError
 from services.pacing.cause import Delay
@@ -85,6 +86,7 @@ class GenerationRequest:
     rendered_at_s: float = 0.0  # what a chat template's clock reads, since the epoch; 0: now
     parent_id: RequestId | None = None  # the client's name for it, where it is one of several
     begun: Begun | None = None  # what the client has of the answer
+    retention: RetentionHint | None = None  # what is to be kept of its KV
 
     @property
     def shared_cache(self) -> str:
@@ -163,6 +165,7 @@ class Finish:
     clipped_max_tokens: int | None = None  # all that the context left; None: as asked for
     moves: int = 0  # to another executor, or to its own after that was lost
     continued: Continued = Continued.IDENTICAL  # through all of them
+    retained: Retained | None = None  # of its KV; None: nothing was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,6 +267,9 @@ class RequestSink(Protocol):
 
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         """Take the next tokens, none missing, none twice, and when they came in."""
+
+    def retained(self, retained: Retained) -> None:
+        """Take what is kept of its KV, just before it ends, if anything was asked for."""
 
     def ended(
         self,

@@ -13,6 +13,7 @@ from services.generation.conversation import (
 )
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, Logprob, TokenLogprobs
+from services.generation.retention import RetentionHint, check_hint
 from services.generation.sampling_params import (
     ADVISABLE,
     DEFAULT_SAMPLING,
@@ -43,6 +44,17 @@ def options_from_proto(options: gen.ConversationOptions, *, path: str) -> Conver
         own = replace(own, tool_choice=ToolChoice.AUTO)
     check_options(own, path=path)
     return own
+
+
+def hint_from_proto(message: Any, *, path: str) -> RetentionHint | None:
+    """Return a message's checked `retention`, which `path` names; None if it has none. Raises
+    InvalidRequestError naming the field.
+    """
+    if not message.HasField("retention"):
+        return None
+    hint = read(RetentionHint, message.retention, path)
+    check_hint(hint, path=path)
+    return hint
 
 
 def sampling_from_proto(

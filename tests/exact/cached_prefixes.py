@@ -21,6 +21,7 @@ from services.control.measures.rates import MAX_MIRRORED_BLOCKS
 from services.control.prefix_cache import Column
 from services.executor.blocks.host_pool import SlotPromise
 from services.executor.blocks.pool_blocks import Position
+from services.executor.request_tag import KeptTokens, with_kept
 from services.placement.run.resume import ResumeWay
 from tests.exact import faults
 from tests.exact.aborts import AbortsByState
@@ -32,6 +33,7 @@ from tests.exact.scenes import copies_complete
 MIN_HIT_BLOCKS = 1_000  # blocks of one layer that somebody else had computed
 MIN_EVICTED_COLUMNS = 100  # whose slots others took
 MIN_FOUND_BLOCKS = 500  # of one layer, that a pool still had
+KEPT = (0, 3_600.0)  # all of a request, for so many seconds
 MAX_ROUNDS = 20  # what is found, and how requests come back, depends on when copies end
 
 TWO_ENGINES = pytest.mark.parametrize(
@@ -184,6 +186,40 @@ def test_aborts_while_a_hit_is_loaded_leave_the_others_exact(
         assert got == expected_turns.tokens[request_id][: len(got)]
     assert outcome.tokens.items() <= expected_turns.tokens.items()
     assert aborts.counts["loading"] >= 1
+    assert_pool_is_whole(runner)
+
+
+@LAYERS_ONLY
+def test_hints_change_what_is_evicted_and_no_token(
+    runner: StepRunner, expected_turns: Outcome, turns: list[Arrival]
+) -> None:
+    """Eight sessions of two accounts keep what they can, on a host for fewer; one is released."""
+    cache, counters = runner.scheduler.block_owner.host.cache, runner.scheduler.block_owner.counters
+    hinted = [
+        replace(
+            turn,
+            sampling=turn.sampling
+            | {"extra_args": with_kept(None, KeptTokens(f"a{n % 2}", turn.request_id[:2], [KEPT]))},
+        )
+        for n, turn in enumerate(turns)
+    ]
+    before = counters.copy()
+
+    def release(scheduler: Any, step: int) -> None:
+        if step % STEPS_PER_TURN == 0:
+            scheduler.release_session("a0", f"c{step // STEPS_PER_TURN}")
+
+    with room_for(runner, 60):
+        for seed in range(MAX_ROUNDS):
+            outcome = runner.run(hinted, hook=together(churn(seed, share=0.1), release))
+
+            assert first_difference(expected_turns, outcome) == {}
+            if counters.num_evicted_retained_columns > before.num_evicted_retained_columns:
+                break
+    assert counters.num_evicted_retained_columns > before.num_evicted_retained_columns
+    assert cache.num_retained_columns
+    runner.scheduler.reset_prefix_cache()
+    assert not cache.num_retained_columns
     assert_pool_is_whole(runner)
 
 

@@ -58,6 +58,7 @@ from tests.exact.cached_prefixes import (  # noqa: F401 - their tests run on thi
     test_columns_that_are_evicted_while_somebody_uses_them_are_noticed,
     test_columns_that_are_found_before_they_are_copied_are_noticed,
     test_every_turn_begins_with_the_last_ones_blocks_in_all_ways_while_layers_move,
+    test_hints_change_what_is_evicted_and_no_token,
     test_the_guard_looks_at_blocks_that_nobody_copied,
     test_what_ended_requests_leave_in_the_pool_is_taken_as_it_is,
     test_with_little_room_on_the_host_columns_are_evicted_and_their_slots_used_again,

@@ -18,6 +18,7 @@ from services.control.types import Trigger
 from services.executor.blocks.transfers import transfers
 from services.executor.copies.device.cpu_device import LinkModel
 from services.executor.kv_options import GuardMode, KVOptions
+from services.executor.request_tag import KeptTokens, with_kept
 from services.executor.scheduler import scheduler as scheduler_module
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement
 from services.placement.run.resume import ResumeWay
@@ -229,6 +230,54 @@ def test_a_cached_prefix_is_read_from_the_host(
     runner: StepRunner, patch: pytest.MonkeyPatch
 ) -> None:
     begin_alike(runner, patch, ResumeWay.HOST_RESIDENT)
+
+
+def kept(arrival: Arrival, *, for_s: float) -> Arrival:
+    """Return a request all of whose KV is to be kept."""
+    hint = with_kept(None, KeptTokens("", "session", [(0, for_s)]))
+    return replace(arrival, sampling={"extra_args": hint})
+
+
+def release(scheduler: Any) -> None:
+    assert scheduler.release_session("", "session")
+
+
+@sees("kv_num_retained_columns", "kv_num_retentions_accepted")
+def test_a_session_keeps_its_requests_columns_until_it_is_released(
+    runner: StepRunner, patch: pytest.MonkeyPatch
+) -> None:
+    later = one("later", step=40)
+    runner.run([kept(one(), for_s=3_600.0), later], hook=together(at(45, release), copies_complete))
+
+
+@sees("kv_num_retentions_clipped")
+def test_a_hint_for_too_long_is_clipped(runner: StepRunner, patch: pytest.MonkeyPatch) -> None:
+    runner.run([kept(one(), for_s=1e9)], hook=copies_complete)
+
+
+@sees("kv_num_retentions_deferred")
+def test_what_is_not_copied_is_kept_later(runner: StepRunner, patch: pytest.MonkeyPatch) -> None:
+    budget(0)(runner.scheduler)
+    workload = [kept(one(), for_s=3_600.0), one("later", step=40)]
+    runner.run(workload, hook=together(at(42, budget(MANY)), at(45, release), copies_complete))
+
+
+@sees("kv_num_retentions_rejected")
+def test_without_a_prefix_cache_nothing_is_kept(
+    runner: StepRunner, patch: pytest.MonkeyPatch
+) -> None:
+    none = replace(CASE.kv, prefix_caching=False)
+    patch.setattr(runner.scheduler.retaining, "_options", none)
+    runner.run([kept(one(), for_s=3_600.0)], hook=copies_complete)
+
+
+@sees("kv_num_evicted_retained_columns")
+def test_what_is_kept_makes_room_when_there_is_no_other(
+    runner: StepRunner, patch: pytest.MonkeyPatch
+) -> None:
+    with room_for(runner, 8):  # of the first one's seven columns some must go
+        workload = [kept(one(), for_s=3_600.0), one("other", step=40)]
+        runner.run(workload, hook=together(at(60, release), copies_complete))
 
 
 @sees("kv_num_trunks", "kv_num_shared_blocks", "kv_num_trunk_joins", "kv_num_trunk_splits")

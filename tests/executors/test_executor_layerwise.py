@@ -123,6 +123,29 @@ async def test_a_prompt_that_was_asked_before_is_cached_but_for_whoever_has_anot
     assert apart.ending.num_cached_tokens == 0
 
 
+async def test_what_is_asked_for_is_kept_up_to_the_accounts_share_and_released_by_session(
+    roomy: StockAnswers, gateway: GatewayStream
+) -> None:
+    info = await gateway.stub.GetModelInfo(pb.GetModelInfoRequest())
+    num_columns = info.kv.num_host_tokens // BLOCK_SIZE // 4  # a quarter of the host
+    request, mark = TOO_LONG["long"], gen.RetentionMark(retention_s=600.0)
+    hint = gen.RetentionHint(account="alice", session_id="s", marks=[mark])
+
+    answer = await gateway.ask(
+        "kept", text=request["prompt"], sampling=request["sampling"], retention=hint
+    )
+
+    assert answer.ids == roomy["long"]["ids"]
+    span = gen.RetainedSpan(end=num_columns * BLOCK_SIZE, retention_s=600.0)
+    clipped = gen.Retained(status=gen.RETENTION_STATUS_CLIPPED, spans=[span])
+    assert answer.ending.retained == clipped
+    released = [
+        await gateway.stub.ReleaseSession(pb.ReleaseSessionRequest(account=name, session_id="s"))
+        for name in ("bob", "alice", "alice")
+    ]
+    assert [one.num_tokens for one in released] == [0, span.end, 0]
+
+
 async def test_probabilities_of_prompts_larger_than_the_pool_are_those_of_a_roomy_engine(
     roomy: StockAnswers, gateway: GatewayStream
 ) -> None:

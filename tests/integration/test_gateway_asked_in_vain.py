@@ -92,7 +92,6 @@ ADVISORY = [
     answering(store=True, named="store"),
     answering(service_tier="auto", named="service_tier"),
     answering(safety_identifier="u", named="safety_identifier"),
-    answering(prompt_cache_key="k", named="prompt_cache_key"),
     answering(verbosity="low", named="verbosity"),
 ]
 TURNS = [

@@ -208,7 +208,6 @@ async def test_bodies_of_the_agents_sdk_are_taken(client, executor, stream) -> N
 
     assert response.status_code == 200, response.text
     assert set(response.headers["x-evenflow-ignored"].split(", ")) == {
-        "prompt_cache_retention",
         "reasoning.summary",
         "service_tier",
         "text.verbosity",

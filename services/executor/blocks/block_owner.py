@@ -272,7 +272,7 @@ class BlockOwner:
 
     def forget_prefixes(self) -> None:
         """Let nobody begin with what is on the host now, nor with what follows from it."""
-        self.host.forget(lambda column: True)
+        self.host.forget_all()
         self.blocks.forget_left()
         for kv in self.kvs:
             kv.keys = ()

@@ -148,6 +148,11 @@ class HostPool:
         """Let columns not be found any more; who uses them now keeps them."""
         self.give_back(self.cache.forget(is_gone))
 
+    def forget_all(self) -> None:
+        """Let no column be found any more, nor any be retained."""
+        self.cache.retention.clear()
+        self.forget(lambda column: True)
+
     def quarantine(self, slots: frozenset[int]) -> None:
         """Let exactly these slots not be taken, now or when they are given back.
 

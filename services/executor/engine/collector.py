@@ -16,10 +16,11 @@ from services.executor.engine.logprobs import (
     prompt_logprobs,
     token_logprobs,
 )
-from services.executor.request_tag import from_transfer_params
+from services.executor.request_tag import from_transfer_params, retained_from_params
 from services.executor.types import Delta, Ending, Failure, Said, Token
 from services.generation.finish import FinishReason
 from services.generation.logprobs import TokenLogprobs
+from services.generation.retention import RejectedRetention, Retained, RetentionStatus
 
 log = structlog.get_logger()
 
@@ -29,6 +30,7 @@ DEAD_END = Failure(
     message="the answer came to where the form asked for allows no next token", retryable=False
 )
 UNREADABLE = Failure(message="the answer could not be read", retryable=False)
+NOT_KEPT = Retained(status=RetentionStatus.REJECTED, reason=RejectedRetention.NO_HOST_CACHE)
 
 FINISH_REASONS: dict[str, Ending] = {
     "stop": FinishReason.STOP,
@@ -79,6 +81,7 @@ class Reporting:
     has_form: bool = False  # the answer is held to a grammar
     reads: bool = True  # where there is no parser: a person reads the answer
     num_cached_tokens: int | None = None  # of the prompt; None: what vLLM says
+    asks_to_keep: bool = False  # its KV: the ending tells what is kept
 
 
 TOKENS_ONLY = Reporting()
@@ -94,6 +97,7 @@ class StepCollector:
         self._sink = sink
         self._reporting = reporting
         self._ended = False
+        self._retained: Retained | None = NOT_KEPT if reporting.asks_to_keep else None
 
     def put(self, output: StepOutput | Exception) -> None:
         """Take what vLLM's output loop has for this request. Never blocks."""
@@ -109,10 +113,16 @@ class StepCollector:
     def _read(self, output: StepOutput) -> Delta:
         """Return a step; a failure if it cannot be read: vLLM's output loop is every request's."""
         try:
-            return to_delta(output, self._reporting)
+            return self._with_kept(to_delta(output, self._reporting))
         except Exception:
             log.exception("answer_not_read", engine_request_id=self.request_id)
             return Delta((), UNREADABLE)
+
+    def _with_kept(self, delta: Delta) -> Delta:
+        """Return a step that tells, if it is the last, what was last said to be kept."""
+        self._retained = delta.retained or self._retained
+        told = None if delta.ending is None else self._retained
+        return delta if delta.retained is told else replace(delta, retained=told)
 
     def _failed(self, error: Exception) -> Delta:
         log.warning("request_failed", engine_request_id=self.request_id, error=repr(error))
@@ -140,6 +150,7 @@ def to_delta(output: StepOutput, reporting: Reporting = TOKENS_ONLY) -> Delta:
         parser.num_reasoning_tokens if parser is not None and ending is not None else None,
         num_cached if ending is not None else 0,
         completion.stop_reason if isinstance(completion.stop_reason, str) else "",
+        retained_from_params(output.kv_transfer_params),
     )
 
 

@@ -209,6 +209,8 @@ def _layerwise_args(settings: ExecutorSettings) -> dict[str, Any]:
         max_mirrored_blocks_per_step=settings.kv_mirrored_blocks_per_step,
         prefix_caching=settings.enable_prefix_caching is not False,
         max_pause_s=settings.kv_max_pause_s,
+        retention_frac=settings.kv_retention_frac,
+        retention_host_s=settings.kv_retention_host_s,
         h2d_bytes_per_s=settings.kv_link_bytes_per_s,
         d2h_bytes_per_s=settings.kv_link_bytes_per_s,
         integrity_guard=settings.kv_integrity_guard,

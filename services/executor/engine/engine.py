@@ -17,6 +17,7 @@ from services.executor.engine.aborts import Aborts
 from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting, StepCollector
 from services.executor.engine.config import make_config
 from services.executor.engine.fingerprint import Fingerprints, is_batch_invariant, numerics_of
+from services.executor.engine.kept_parts import KeptParts
 from services.executor.engine.kv_facts import kv_facts
 from services.executor.engine.load_recorder import LoadRecorder
 from services.executor.engine.reader_relay import ReaderRelay
@@ -62,6 +63,7 @@ class Engine:
         self._load = load
         self._renderer = PromptRenderer(llm.renderer)
         self._preparation = Preparation(llm, self._renderer, settings)
+        self._kept_parts = KeptParts(self._renderer)
         self._default_sampling = advised_sampling(
             llm.model_config.get_diff_sampling_param(), drafts=speculates(llm.vllm_config)
         )
@@ -130,6 +132,7 @@ class Engine:
             raise RejectedError(DEAD)
         came_s = time.monotonic()
         prepared = await self._preparation.prepare(submissions)
+        await self._kept_parts.ask(submissions[0], prepared)
         resume = prepared[0].resume
         if resume is None:
             return prepared
@@ -264,6 +267,12 @@ class Engine:
     async def _call_repace(self, paces: dict[str, dict[str, Any]]) -> None:
         await self._llm.engine_core.call_utility_async(engine_calls.REPACE, paces)
 
+    async def release_session(self, account: str, session_id: str) -> int:
+        """Keep nothing for a session any more; return how many tokens were."""
+        call = self._llm.engine_core.call_utility_async
+        num_tokens: int = await call(engine_calls.RELEASE_SESSION, account, session_id)
+        return num_tokens
+
     async def observe(self) -> EngineObservation:
         """Return what the scheduler sees now, between two steps; never returns if it has died."""
         plain = await self._llm.engine_core.call_utility_async(engine_calls.OBSERVE)
@@ -338,6 +347,7 @@ def _reporting(prepared: PreparedRequest) -> Reporting:
         has_form=sampling.structured_outputs is not None,
         reads=prepared.reads,
         num_cached_tokens=resume.num_cached_tokens if resume is not None else None,
+        asks_to_keep=prepared.asks_to_keep,
     )
 
 

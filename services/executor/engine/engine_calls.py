@@ -16,6 +16,7 @@ REPACE = "evenflow_repace"
 OBSERVE = "evenflow_observe"
 HELD = "evenflow_held"
 DESCRIBE = "evenflow_describe"
+RELEASE_SESSION = "evenflow_release_session"
 NUM_MEASURED_STEPS = 3
 
 
@@ -28,6 +29,7 @@ def install() -> None:
     setattr(EngineCore, OBSERVE, _observe)
     setattr(EngineCore, HELD, _held)
     setattr(EngineCore, DESCRIBE, _describe)
+    setattr(EngineCore, RELEASE_SESSION, _release_session)
 
 
 def _deliver(core: Any, counts: dict[str, tuple[int, float]]) -> None:
@@ -59,6 +61,12 @@ def _observe(core: Any) -> dict[str, Any]:
 def _held(core: Any) -> list[str]:
     """Return the ids of the requests that the scheduler has, without those that have ended."""
     return list(core.scheduler.records)
+
+
+def _release_session(core: Any, account: str, session_id: str) -> int:
+    """Keep nothing for a session any more; see `ReaderStateMixin.release_session`."""
+    num_tokens: int = core.scheduler.release_session(account, session_id)
+    return num_tokens
 
 
 def _describe(core: Any) -> dict[str, Any]:

@@ -169,13 +169,26 @@ class ReaderStateMixin(VllmScheduler):
     def _note_tokens(
         self, output: EngineCoreOutput, buffer: RequestBuffer | None, now_s: float
     ) -> None:
-        """Take in what a step added to a request, and say in its output why that is late."""
+        """Take in what a step added to a request, and say in its output why that is late, and what
+        is kept.
+        """
         num_new = len(output.new_token_ids)
         if buffer is None or not num_new:
             return
         delay = buffer.generated(buffer.num_generated + num_new, now_s)
+        told = self._kept_by(output.request_id, now_s)
         if delay is not None:
-            output.kv_transfer_params = to_transfer_params(delay)
+            told |= to_transfer_params(delay)
+        if told:
+            output.kv_transfer_params = told
+
+    def _kept_by(self, request_id: str, now_s: float) -> dict[str, Any]:
+        """Return what an output is to say of the KV that is kept of its request."""
+        return {}
+
+    def release_session(self, account: str, session_id: str) -> int:
+        """Keep nothing for an account's session any more; return the tokens that were."""
+        return 0
 
     def _why_away(self, request_id: str) -> Cause | None:
         """Return what keeps a request from being part of steps; None if nothing does."""

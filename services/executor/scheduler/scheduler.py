@@ -43,6 +43,7 @@ from services.executor.scheduler.line_control import LineControl
 from services.executor.scheduler.planner_client import planner_of
 from services.executor.scheduler.reader_state import ReaderStateMixin
 from services.executor.scheduler.recovery import Recovery, error_output, share_nothing
+from services.executor.scheduler.retaining import Retaining
 from services.executor.scheduler.side_coordinator import SideCoordinator
 from services.executor.scheduler.step_watch import StepWatch
 from services.executor.scheduler.vllm_engine import VllmEngine, engine_shape
@@ -100,6 +101,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         self.line: Line[Request, RequestKV] = Line(self.engine, resumes, self._rates)
         self.control = LineControl(self, self.line, self.transfers, max_hold_s=options.max_pause_s)
         self.recovery = Recovery(self, owner, Losses(owner, self.transfers))
+        self.retaining = Retaining(owner, self.kv_options)
         self._coordinator.owner, self._coordinator.draft = owner, self._draft
         self._coordinator.num_accepted = self._num_accepted
         self._connect(manager)
@@ -199,6 +201,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     # -- each step --------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        self.retaining.advance(time.monotonic())
         self.loop.before_schedule()  # plans that came, pauses that end, which requests may run
         self.transfers.settle()  # copies that are complete
         self._coordinator.discard_drafts()
@@ -322,9 +325,19 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         aborted = request.status == RequestStatus.FINISHED_ABORTED
         self.loop.ended(num_output_tokens=None if aborted else request.num_output_tokens)
+        self.retaining.ended(request, time.monotonic())  # while its columns are there
         return super()._free_request(request, *args, **kwargs)
 
     # -- what others see --------------------------------------------------------------------
+
+    def _kept_by(self, request_id: str, now_s: float) -> dict[str, Any]:
+        request = self.requests.get(request_id)
+        if request is None:
+            return self.retaining.told(request_id)
+        return self.retaining.begun(request, now_s)
+
+    def release_session(self, account: str, session_id: str) -> int:
+        return self.retaining.release(account, session_id)
 
     @property
     def num_cached_tokens(self) -> int:

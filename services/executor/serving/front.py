@@ -43,6 +43,7 @@ class ServedEngine(GenerationEngine, Protocol):
         self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
     ) -> Tokenization: ...
     async def detokenize(self, ids: Sequence[int], *, fair_key: str) -> str: ...
+    async def release_session(self, account: str, session_id: str) -> int: ...
     async def observe(self) -> EngineObservation: ...
     def model_info(self, model_id: str) -> ModelInfo: ...
 
@@ -123,6 +124,12 @@ class Front:
         self._check_model(model)
         with _rejections_raised():
             return await self.engine.detokenize(ids, fair_key=fair_key)
+
+    async def release_session(self, account: str, session_id: str) -> int:
+        """Keep nothing for a session any more; return how many tokens were. UnavailableError as for
+        `engine`.
+        """
+        return await self.engine.release_session(account, session_id)
 
     def _check_model(self, model: str) -> None:
         if model not in self._served:

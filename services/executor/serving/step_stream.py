@@ -13,6 +13,7 @@ from itertools import repeat
 
 from services.executor.types import Delta, Ending, Rejection, Token
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
+from services.generation.retention import Retained
 from services.reporting.load import ExecutorLoad
 
 MAX_FRAME_BYTES = 256 << 10  # of tokens and echoes, but for the last; some 30 ms to write
@@ -32,6 +33,7 @@ class Output:
     num_reasoning_tokens: int | None = None  # with the ending, if reasoning is parsed
     num_cached_tokens: int = 0  # of the prompt, with the ending
     stop_string: str = ""  # that the answer came to, with the ending
+    retained: Retained | None = None  # of its KV, with the ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,7 @@ class StepStream:
         output.num_reasoning_tokens = delta.num_reasoning_tokens
         output.num_cached_tokens = delta.num_cached_tokens
         output.stop_string = delta.stop_string
+        output.retained = delta.retained
         output.prompt = prompt or output.prompt
         self._wake.set()
 

@@ -58,6 +58,7 @@ class Residencies:
     num_quarantined_blocks: int = 0  # that a hung copy may still write
     num_quarantined_slots: int = 0
     num_cached_columns: int = 0  # of the prefix cache, those of live requests included
+    num_retained_columns: int = 0  # that clients asked to keep, on the host or not
     num_left_blocks: int = 0  # free ones of the pool, whose KV may be found
     num_duplicate_blocks: int = 0  # of the pool, whose KV another holder's have too
     num_trunks: int = 0  # parts that several requests have once

@@ -1,8 +1,9 @@
 """What a conversation is in the Messages API: turns of blocks."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo
@@ -20,7 +21,25 @@ from services.kit.errors import InvalidRequestError
 BILLING_PREFIX = "x-anthropic-billing-header"
 
 
-class TextBlock(Part):
+class CacheControl(Part):
+    """A mark: what ends with its block is to be kept."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = "5m"
+
+    @property
+    def retention_s(self) -> float:
+        return SECONDS_BY_TTL[self.ttl]
+
+
+SECONDS_BY_TTL = MappingProxyType({"5m": 300.0, "1h": 3_600.0})
+
+
+class MarkedPart(Part):
+    cache_control: CacheControl | None = None
+
+
+class TextBlock(MarkedPart):
     type: Literal["text"]
     text: str
 
@@ -36,7 +55,7 @@ class RedactedThinkingBlock(Part):
     type: Literal["redacted_thinking"]
 
 
-class ToolUseBlock(Part):
+class ToolUseBlock(MarkedPart):
     """A call that the assistant made."""
 
     type: Literal["tool_use"]
@@ -55,22 +74,26 @@ def _as_blocks(value: object, info: ValidationInfo) -> object:
 def _readable(block: object, info: ValidationInfo) -> object:
     """Take a document's text, or the line that stands for an image, for a block of text."""
     match block:
-        case {"type": "document", "source": {"type": "text", "data": str(text)}}:
-            return _text_block(text)
+        case {"type": "document", "source": {"type": "text", "data": str(text)}, **more}:
+            return _text_block(text) | _mark(more)
         case dict():
             line = stand_in(block, info, "messages.content.")
-            return block if line is None else _text_block(str(line))
+            return block if line is None else _text_block(str(line)) | _mark(block)
     return block
 
 
-def _text_block(text: str) -> dict[str, str]:
+def _text_block(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
+
+
+def _mark(block: Mapping[Any, Any]) -> dict[str, Any]:
+    return {"cache_control": block["cache_control"]} if "cache_control" in block else {}
 
 
 TextBlocks = Annotated[list[TextBlock], BeforeValidator(_as_blocks), OrText()]
 
 
-class ToolResultBlock(Part):
+class ToolResultBlock(MarkedPart):
     """What a call resulted in."""
 
     type: Literal["tool_result"]
@@ -81,6 +104,17 @@ class ToolResultBlock(Part):
 Block: TypeAlias = (
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 )
+
+
+def retention_of(parts: Iterable[Part]) -> float:
+    """Return the longest that a mark of these asks for, in seconds; 0: there is none."""
+    longest_s = 0.0
+    for part in parts:
+        if isinstance(part, MarkedPart) and part.cache_control is not None:
+            longest_s = max(longest_s, part.cache_control.retention_s)
+        if isinstance(part, ToolResultBlock):
+            longest_s = max(longest_s, retention_of(part.content))
+    return longest_s
 
 
 def _block_kind(value: object) -> str | None:

@@ -1,10 +1,18 @@
 """The bodies of Anthropic's Messages API."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from services.gateway.anthropic.blocks import TextBlocks, Turn
+from services.gateway.anthropic.blocks import (
+    CacheControl,
+    MarkedPart,
+    TextBlocks,
+    Turn,
+    chat_messages,
+    retention_of,
+)
 from services.gateway.left_out.members import LenientBody, Part
 from services.gateway.openai import rules
 from services.gateway.openai.fields import (
@@ -18,12 +26,13 @@ from services.gateway.openai.sampled import GeneratingBody
 from services.gateway.openai.tools import OtherTool, ReasoningEffort, ToolName
 from services.generation import sampling_params as limits
 from services.generation.conversation import MAX_TOOLS, Tool
+from services.generation.retention import RetentionMark, without_needless
 from services.generation.sampling_params import StructuredOutputs
 
 StopSequence = Annotated[str, Field(min_length=1)]
 
 
-class OwnTool(Part):
+class OwnTool(MarkedPart):
     type: Literal["custom"] = "custom"
     name: ToolName
     description: str = ""
@@ -110,3 +119,29 @@ class MessagesBody(CountTokensBody, GeneratingBody):
     stop_sequences: list[StopSequence] = Field(
         default_factory=list, max_length=limits.MAX_STOP_STRINGS
     )
+    cache_control: CacheControl | None = None  # of all
+
+    def retention_marks(self) -> tuple[RetentionMark, ...]:
+        """Return what marks ask to be kept: all up to the end of the turn that a mark is in. One of
+        a tool, which stands where the template has it, is on the system prompt's turn.
+        """
+        seconds = [retention_of([*self.own_tools, *self.system])]
+        seconds += [retention_of(turn.content) for turn in self.messages]
+        if self.cache_control is not None:
+            seconds[-1] = max(seconds[-1], self.cache_control.retention_s)
+        by_turn = [
+            RetentionMark(retention_s=one, num_messages=number)
+            for number, one in enumerate(seconds)
+        ]
+        return tuple(
+            replace(mark, num_messages=self._num_messages(mark.num_messages))
+            for mark in without_needless(by_turn)
+        )
+
+    def _num_messages(self, num_turns: int) -> int:
+        """Return how many a template has of the system prompt and so many turns, at least one; 0:
+        all of them.
+        """
+        if num_turns == len(self.messages):
+            return 0
+        return max(1, len(chat_messages(self.messages[:num_turns], self.system)))

@@ -12,7 +12,7 @@ from services.gateway.anthropic.objects import (
     message,
     usage,
 )
-from services.gateway.openai.responses import Answer, encode_json, told_moves
+from services.gateway.openai.responses import Answer, encode_json, told_extension
 from services.gateway.pieces import Piece, PieceKind, PieceWriter, pieces
 from services.gateway.types import Finish
 from services.generation.logprobs import EchoedPrompt
@@ -36,8 +36,8 @@ class MessageForm:
         (answer,) = answers
         said = pieces(answer.tokens)
         has_calls = any(piece.kind is PieceKind.CALL for piece in said)
-        moves = told_moves([answer.finish], is_asked=self._head.tells_moves)
-        ended = ending(answer.finish, has_calls=has_calls) | {"usage": usage(answer.finish)} | moves
+        more = told_extension([answer.finish], is_asked=self._head.uses_extension)
+        ended = ending(answer.finish, has_calls=has_calls) | {"usage": usage(answer.finish)} | more
         return message(self._head, [block(piece) for piece in said], ended)
 
     def writer(self, index: int, num_prompt_tokens: int) -> "MessageWriter":
@@ -74,7 +74,7 @@ class MessageWriter(PieceWriter):
     def ending(self, finish: Finish) -> bytes:
         """Return the events up to how the message ended."""
         ended = {"delta": ending(finish, has_calls=self._has_calls), "usage": usage(finish)}
-        ended |= told_moves([finish], is_asked=self._head.tells_moves)
+        ended |= told_extension([finish], is_asked=self._head.uses_extension)
         return self._close_last(is_cut=False) + _event("message_delta", ended)
 
     def _open(self, part: Piece) -> bytes:

@@ -1,10 +1,12 @@
 """The objects of the Messages API: a message, and the blocks of its content."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.gateway.anthropic.blocks import SECONDS_BY_TTL
 from services.gateway.anthropic.schemas import MessageUsage
 from services.gateway.pieces import Piece, PieceKind
 from services.gateway.types import Finish, RequestId
@@ -12,6 +14,7 @@ from services.generation.finish import FinishReason
 
 # Clients drop thoughts without one. Nothing checks it: thoughts are taken back as they are.
 SIGNATURE = "unsigned"
+SHORT, LONG = "5m", "1h"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +23,7 @@ class MessageHead:
 
     request_id: RequestId
     model: str
-    tells_moves: bool = False  # between executors, if there were any
+    uses_extension: bool = False  # and is told what it says beside the answer
 
 
 def message(
@@ -49,15 +52,37 @@ def ending(finish: Finish, *, has_calls: bool) -> dict[str, Any]:
 
 
 def usage(finish: Finish) -> MessageUsage:
-    """Return the token counts; input tokens are those of the prompt that were not cached."""
+    """Return the token counts; input tokens are those of the prompt that were neither cached nor
+    are now.
+    """
+    num_new = finish.num_prompt_tokens - finish.num_cached_tokens
+    created = _created(finish)
     counts: MessageUsage = {
-        "input_tokens": finish.num_prompt_tokens - finish.num_cached_tokens,
+        "input_tokens": num_new - sum(created.values()),
         "cache_read_input_tokens": finish.num_cached_tokens,
         "output_tokens": finish.num_output_tokens,
     }
+    if finish.retained is not None:
+        counts["cache_creation_input_tokens"] = sum(created.values())
+        counts["cache_creation"] = {
+            "ephemeral_5m_input_tokens": created[SHORT],
+            "ephemeral_1h_input_tokens": created[LONG],
+        }
     if finish.num_reasoning_tokens is not None:
         counts["output_tokens_details"] = {"thinking_tokens": finish.num_reasoning_tokens}
     return counts
+
+
+def _created(finish: Finish) -> Counter[str]:
+    """Return how many tokens of the prompt are kept that were not cached, by how long."""
+    created: Counter[str] = Counter()
+    before = finish.num_cached_tokens
+    for span in finish.retained.spans if finish.retained is not None else ():
+        end = min(span.end, finish.num_prompt_tokens)
+        ttl = SHORT if span.retention_s <= SECONDS_BY_TTL[SHORT] else LONG
+        created[ttl] += max(0, end - before)
+        before = max(before, end)
+    return created
 
 
 def block(piece: Piece) -> dict[str, Any]:

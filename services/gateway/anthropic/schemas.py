@@ -4,7 +4,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic takes no other on Python 3.11
 
-from services.gateway.openai.schemas import Moves
+from services.gateway.openai.schemas import Extension
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -31,8 +31,17 @@ class OutputTokensDetails(TypedDict):
     thinking_tokens: int
 
 
+class CacheCreation(TypedDict):
+    """Tokens of the prompt that are kept from now on, by how long."""
+
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
 class MessageUsage(TypedDict):
     input_tokens: int
+    cache_creation_input_tokens: NotRequired[int]
+    cache_creation: NotRequired[CacheCreation]
     cache_read_input_tokens: NotRequired[int]
     output_tokens: int
     output_tokens_details: NotRequired[OutputTokensDetails]
@@ -49,7 +58,7 @@ class AnsweredMessage(TypedDict):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
-    evenflow: NotRequired[Moves]
+    evenflow: NotRequired[Extension]
 
 
 class TokenCount(TypedDict):

@@ -183,6 +183,8 @@ class InflightRequests:
         if output.ending.WhichOneof("how") == "failure":
             request.sink.failed(convert.failure_from_proto(output.ending.failure))
         else:
+            if (retained := convert.retained_from_proto(output.ending)) is not None:
+                request.sink.retained(retained)
             request.sink.ended(*convert.ending_from_proto(output.ending))
 
 

@@ -211,6 +211,14 @@ class ExecutorLink:
         with _errors_about("tokens"):
             return (await session.stub.Detokenize(request)).text
 
+    async def release_session(self, account: str, session_id: str) -> int:
+        """Have the executor keep nothing for a session; return how many tokens it did. Raises
+        ServiceError.
+        """
+        asked = pb.ReleaseSessionRequest(account=account, session_id=session_id)
+        with service_errors():
+            return (await self._connected().stub.ReleaseSession(asked)).num_tokens
+
     async def watch(self, max_updates_per_s: float) -> AsyncIterator[pb.WatchRequestsResponse]:
         """Yield what the executor's scheduler sees, until its stream ends. Raises ServiceError."""
         asked = pb.WatchRequestsRequest(max_updates_per_s=max_updates_per_s)

@@ -6,6 +6,7 @@ from services.gateway.errors import LinkBrokenError
 from services.gateway.types import Token
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt
+from services.generation.retention import Retained
 from services.kit.errors import ServiceError
 
 
@@ -27,6 +28,9 @@ class Probe:
 
     def extended(self, tokens: Sequence[Token], generated_s: float) -> None:
         """Wait for the ending."""
+
+    def retained(self, retained: Retained) -> None:
+        """Nothing is asked to be kept."""
 
     def ended(
         self,

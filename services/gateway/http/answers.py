@@ -10,13 +10,18 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.gateway.errors import CancelledRequestError
-from services.gateway.http.edge import CLIPPED_PARAMETERS, while_connected
+from services.gateway.http.edge import CLIPPED_PARAMETERS, RETAINED, while_connected
 from services.gateway.http.event_stream import EventStream
 from services.gateway.http.protocol import BODY
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.live.generation import Generation
 from services.gateway.live.side_by_side import side_by_side
-from services.gateway.openai.responses import Answer, encode_json, encode_large_json
+from services.gateway.openai.responses import (
+    Answer,
+    encode_json,
+    encode_large_json,
+    retention_entry,
+)
 from services.gateway.types import Finish, GenerationRequest, Token
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
@@ -102,6 +107,9 @@ class WholeAnswers(GeneratedAnswers):
         async with self._dispatcher.generate_all(self._requests) as generations:
             self._note_clipped(scope, generations)
             answers = await side_by_side([self._collected(g, size) for g in generations])
+        if (retained := answers[0].finish.retained) is not None:
+            told = retention_entry(retained).items()
+            scope[RETAINED] = ", ".join(f"{name}={one}" for name, one in told if one is not None)
         if size.num_entries < LARGE_WHOLE_ENTRIES:
             body = encode_json(self._form.whole(answers))
         else:

@@ -52,12 +52,15 @@ IGNORED_PARAMETERS = "evenflow.ignored"  # of a scope: names of what a body says
 IGNORED_HEADER = "x-evenflow-ignored"
 CLIPPED_PARAMETERS = "evenflow.clipped"  # of a scope: values that were cut, by parameter
 CLIPPED_HEADER = "x-evenflow-clipped"
+RETAINED = "evenflow.retained"  # of a scope: what is kept of the request's KV
+RETENTION_HEADER = "x-evenflow-retention"
 # What a page may read of a response, beside its body.
 EXPOSED_HEADERS = (
     REQUEST_ID_KEY,
     ANTHROPIC_ID_KEY,
     IGNORED_HEADER,
     CLIPPED_HEADER,
+    RETENTION_HEADER,
     "retry-after",
     "x-ratelimit-limit-requests",
     "x-ratelimit-limit-tokens",
@@ -143,6 +146,8 @@ class _Exchange:
             if clipped := self._scope.get(CLIPPED_PARAMETERS):
                 cut = (f"{name}={value}" for name, value in sorted(clipped.items()))
                 headers[CLIPPED_HEADER] = ", ".join(cut)
+            if retained := self._scope.get(RETAINED):
+                headers[RETENTION_HEADER] = retained
             if self._is_last():
                 headers["connection"] = "close"
         await self._send(message)
@@ -179,7 +184,7 @@ def allow_origins(app: ASGIApp, origins: str) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins.split(","),
-        allow_methods=("GET", "PATCH", "POST"),
+        allow_methods=("DELETE", "GET", "PATCH", "POST"),
         allow_headers=("*",),
         allow_private_network=True,  # to those same origins
         expose_headers=EXPOSED_HEADERS,

@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from services.gateway.anthropic import schemas as anthropic
-from services.gateway.http.operations import GETS, PATCHES, POSTS, REF
+from services.gateway.http.operations import DELETES, GETS, PATCHES, POSTS, REF
 from services.gateway.openai import schemas as openai
 
 
@@ -14,7 +14,8 @@ def openapi_document(version: str) -> dict[str, Any]:
     examples, and schemas for bodies that it does not decode itself.
     """
     paths: dict[str, Any] = {}
-    for method, operations in (("get", GETS), ("post", POSTS), ("patch", PATCHES)):
+    methods = {"get": GETS, "post": POSTS, "patch": PATCHES, "delete": DELETES}
+    for method, operations in methods.items():
         for path, asked in operations.items():
             paths.setdefault(path.replace(":path", ""), {})[method] = asked.described(path)
     return {
@@ -35,7 +36,7 @@ def openapi_document(version: str) -> dict[str, Any]:
 
 def _schemas() -> dict[str, Any]:
     """Return what the operations refer to; with it the events of OpenAI's streams."""
-    operations = [*POSTS.values(), *GETS.values(), *PATCHES.values()]
+    operations = [*POSTS.values(), *GETS.values(), *PATCHES.values(), *DELETES.values()]
     bodies = {operation.body for operation in operations if operation.body}
     answers = {operation.answer for operation in operations if operation.answer} | {
         anthropic.MessageFaultAnswer,

@@ -313,6 +313,17 @@ PATCHES: Mapping[str, Operation] = MappingProxyType(
         )
     }
 )
+DELETES: Mapping[str, Operation] = MappingProxyType(
+    {
+        "/v1/evenflow/sessions/{session_id:path}": Operation(
+            summary="Release session",
+            answer=openai.ReleasedSession,
+            told={"id": "agent-7", "released_tokens": 4_096},
+            parameters=[_stated("session_id", "path", _A_NAME)],
+            faults=(*_WITH_KEYS, 404),
+        )
+    }
+)
 POSTS: Mapping[str, Operation] = MappingProxyType(_posts())
 GETS: Mapping[str, Operation] = MappingProxyType(
     {

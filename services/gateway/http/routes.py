@@ -22,7 +22,7 @@ from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers
 from services.gateway.http.edge import IGNORED_PARAMETERS, LargeBodies, decode_json, read_body
 from services.gateway.http.faults import error_response, own_name, status_response
 from services.gateway.http.openapi import openapi_document
-from services.gateway.http.operations import GETS, INDEX, PATCHES, POSTS
+from services.gateway.http.operations import DELETES, GETS, INDEX, PATCHES, POSTS
 from services.gateway.http.protocol import SAFE_METHODS
 from services.gateway.http.resuming import (
     LAST_EVENT_ID,
@@ -110,7 +110,7 @@ class ApiRoutes:
         body, asked = await self._asked(request, MessagesBody, to_message_request)
         (asked,) = self._seen(request, body, [asked])
         head = MessageHead(
-            request_id=asked.request_id, model=body.model, tells_moves=body.uses_extension
+            request_id=asked.request_id, model=body.model, uses_extension=body.uses_extension
         )
         return self._answers([asked], MessageForm(head))
 
@@ -161,6 +161,11 @@ class ApiRoutes:
         name = RequestId(request.path_params["stream_id"])
         level = repace(self._dispatcher, name, body.stated(), PACE_NAMES)
         return JSONResponse(pace_entry(name, level))
+
+    async def release_session(self, request: Request) -> Response:
+        session_id = request.path_params["session_id"]
+        num_tokens = await self._dispatcher.release_session(session_id)
+        return JSONResponse({"id": session_id, "released_tokens": num_tokens})
 
     async def take_up_stream(self, request: Request) -> Response:
         request_id = RequestId(request.path_params["stream_id"])
@@ -238,7 +243,7 @@ class ApiRoutes:
             is_prompt_only=body.wants_no_answer,
             has_token_ids=body.tells_token_ids,
             names_tokens_by_id=body.return_tokens_as_token_ids,
-            tells_moves=body.uses_extension,
+            uses_extension=body.uses_extension,
         )
         form = ChatForm(
             head,
@@ -338,8 +343,9 @@ def make_app(
     for path, operation in {**POSTS, **GETS}.items():  # a path in both is answered alike
         methods = [*SAFE_METHODS] * (path in GETS) + ["POST"] * (path in POSTS)
         app.add_api_route(path, getattr(routes, operation.id), methods=methods)
-    for path, operation in PATCHES.items():
-        app.add_api_route(path, getattr(routes, operation.id), methods=["PATCH"])
+    for method, operations in (("PATCH", PATCHES), ("DELETE", DELETES)):
+        for path, operation in operations.items():
+            app.add_api_route(path, getattr(routes, operation.id), methods=[method])
     app.openapi_schema = openapi_document(VERSION)
     return app
 

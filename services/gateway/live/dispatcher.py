@@ -16,7 +16,12 @@ from services.gateway.access.api_keys import current_caller, fair_key
 from services.gateway.access.quotas import Quotas
 from services.gateway.access.terms import SloFloors
 from services.gateway.checks import check_context, check_length
-from services.gateway.errors import ReaderStoppedError, TooManyRequestsError, UnknownRequestError
+from services.gateway.errors import (
+    ReaderStoppedError,
+    TooManyRequestsError,
+    UnknownRequestError,
+    UnknownSessionError,
+)
 from services.gateway.executors.link import ExecutorLink
 from services.gateway.live.failover.moves import Moves
 from services.gateway.live.failover.rules import FailoverLimits
@@ -187,6 +192,17 @@ class Dispatcher:
         self._check_length(model, len(ids))
         with self._aside(len(ids)):
             return await self.placing.detokenize(model, ids, fair_key=fair_key())
+
+    async def release_session(self, session_id: str) -> int:
+        """Have nothing be kept for a session of this caller's any more; return the tokens that
+        were. Raises UnknownSessionError if none were.
+        """
+        caller = current_caller()
+        account = caller.name if caller else ""
+        num_tokens = await self.placing.release_session(account, session_id)
+        if not num_tokens:
+            raise UnknownSessionError(session_id)
+        return num_tokens
 
     @contextmanager
     def _aside(self, num_tokens: int) -> Iterator[None]:

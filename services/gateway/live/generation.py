@@ -25,6 +25,7 @@ from services.gateway.types import (
 )
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt
+from services.generation.retention import Retained
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError
 from services.pacing.deposit import max_held_s, release_interval_s
@@ -81,6 +82,7 @@ class Generation:
         self._num_reasoning_tokens: int | None = None
         self._num_cached_tokens = 0
         self._stop_string = ""
+        self._retained: Retained | None = None
         self._reason: FinishReason | None = None
         self._error: Exception | None = None
 
@@ -120,6 +122,9 @@ class Generation:
         self._record.generated(len(tokens), num_held, generated_s)
         if num_held:
             self._reader.deposited(num_held)
+
+    def retained(self, retained: Retained) -> None:
+        self._retained = retained
 
     def ended(
         self,
@@ -320,6 +325,7 @@ class Generation:
             clipped_max_tokens=self.clipped_max_tokens,
             moves=self.continuation.moves,
             continued=self.continuation.continued,
+            retained=self._retained,
         )
         self._reader.handed(self._clock())  # what follows the last token is waited for too
 

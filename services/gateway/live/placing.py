@@ -154,6 +154,21 @@ class Placing:
         for link in self._links.values():
             link.abort(request_id)
 
+    async def release_session(self, account: str, session_id: str) -> int:
+        """Have every executor keep nothing for an account's session; return how many tokens those
+        kept that could be reached.
+        """
+        calls = [
+            link.release_session(account, session_id)
+            for link in self._links.values()
+            if link.info is not None
+        ]
+        released = await asyncio.gather(*calls, return_exceptions=True)
+        for fault in released:
+            if isinstance(fault, BaseException) and not isinstance(fault, ServiceError):
+                raise fault
+        return sum(one for one in released if isinstance(one, int))
+
     async def tokenize(
         self, model: str, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
     ) -> Tokenization:

@@ -11,10 +11,11 @@ import msgspec
 from services.gateway.openai.errors import body_of
 from services.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from services.gateway.openai.messages import delta, is_plain, message, says_something
-from services.gateway.openai.schemas import Model, Moves, Pace, Usage
+from services.gateway.openai.schemas import Extension, Model, Pace, Retention, Usage
 from services.gateway.types import Continued, Finish, RequestId, ServedModel, Token
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
+from services.generation.retention import Retained
 from services.pacing.types import ServiceLevel
 
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -41,7 +42,7 @@ class AnswerHead:
     is_prompt_only: bool = False  # what is generated is not told
     has_token_ids: bool = False  # of what is generated, in every choice
     names_tokens_by_id: bool = False  # where their probabilities are told
-    tells_moves: bool = False  # between executors, if there were any
+    uses_extension: bool = False  # and is told what it says beside the answer
 
     @property
     def is_chat(self) -> bool:
@@ -106,13 +107,29 @@ def _counts(num_prompt_tokens: int, num_output_tokens: int) -> Usage:
     }
 
 
-def told_moves(finishes: Sequence[Finish], *, is_asked: bool) -> dict[str, Moves]:
-    """Return the member that tells how often answers moved; none if nobody asked, or none did."""
-    num_moves = sum(finish.moves for finish in finishes)
-    if not is_asked or not num_moves:
+def told_extension(finishes: Sequence[Finish], *, is_asked: bool) -> dict[str, Extension]:
+    """Return the member that tells how often answers moved, and what is kept of the first one's
+    request; none if the client did not ask, or there is nothing to tell.
+    """
+    if not is_asked:
         return {}
-    is_valid = any(finish.continued is Continued.VALID for finish in finishes)
-    return {"evenflow": {"moves": num_moves, "continued": "valid" if is_valid else "identical"}}
+    told: Extension = {}
+    if num_moves := sum(finish.moves for finish in finishes):
+        is_valid = any(finish.continued is Continued.VALID for finish in finishes)
+        told = {"moves": num_moves, "continued": "valid" if is_valid else "identical"}
+    if finishes and (retained := finishes[0].retained) is not None:
+        told["retention"] = retention_entry(retained)
+    return {"evenflow": told} if told else {}
+
+
+def retention_entry(retained: Retained) -> Retention:
+    """Return what is kept of a request's KV, as clients see it."""
+    return {
+        "status": retained.status.value,
+        "reason": retained.reason.value if retained.reason else None,
+        "tokens": retained.num_tokens,
+        "retention_s": retained.retention_s,
+    }
 
 
 def chunk_base(head: AnswerHead) -> dict[str, Any]:
@@ -147,7 +164,7 @@ class ChunkWriter:
         """
         self._is_chat = head.is_chat
         self._is_prompt_only = head.is_prompt_only
-        self._tells_moves = head.tells_moves
+        self._uses_extension = head.uses_extension
         self._has_token_ids = head.has_token_ids
         self._index = index
         self._includes_usage = includes_usage
@@ -218,8 +235,8 @@ class ChunkWriter:
         choice = self._choice({} if self._is_chat else "", None, finish.reason.value)
         begun = self._begin()
         self._num_tokens = finish.num_output_tokens
-        moves = told_moves([finish], is_asked=self._tells_moves)
-        return begun + event(self._with_choices([choice]) | moves)
+        more = told_extension([finish], is_asked=self._uses_extension)
+        return begun + event(self._with_choices([choice]) | more)
 
     def _begin(self) -> bytes:
         if self._is_begun:
@@ -304,7 +321,7 @@ def whole_answers(head: AnswerHead, answers: Sequence[Answer]) -> dict[str, Any]
         "choices": [_whole_choice(head, k, answer) for k, answer in enumerate(answers)],
         "usage": usage(finishes, head.answers_per_prompt),
         **ids,
-        **told_moves(finishes, is_asked=head.tells_moves),
+        **told_extension(finishes, is_asked=head.uses_extension),
     }
 
 

@@ -34,6 +34,13 @@ from services.gateway.types import (
 )
 from services.generation import sampling_params as limits
 from services.generation.prompts import Prompt
+from services.generation.retention import (
+    MAX_RETENTION_S,
+    MAX_SESSION_ID_LENGTH,
+    RetentionHint,
+    RetentionMark,
+    without_needless,
+)
 from services.generation.sampling_params import ADVISABLE, SamplingParams, check_sampling
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import Release, ServiceLevel
@@ -48,6 +55,12 @@ HEADERS_BY_BOUND: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
+SESSION_HEADER = "x-session-id"
+# OpenAI keeps "in memory" for five to ten minutes.
+SECONDS_BY_RETENTION: Mapping[str, float] = MappingProxyType(
+    {"in_memory": 300.0, "in-memory": 300.0, "24h": 86_400.0}
+)
+
 
 def _bound_schema(low: float, high: float) -> WithJsonSchema:
     """Describe a bound that may be stated; `checks` has it, in seconds."""
@@ -59,6 +72,8 @@ Bound = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
 SloMs = Annotated[Bound, _bound_schema(MIN_SLO_S * 1e3, MAX_SLO_S * 1e3)]
 InHandS = Annotated[Bound, _bound_schema(MIN_SLO_S, MAX_SLO_S)]
 RateTps = Annotated[Bound, _bound_schema(MIN_RATE_TPS, MAX_RATE_TPS)]
+RetentionS = Annotated[float | None, Field(ge=0, le=MAX_RETENTION_S, allow_inf_nan=False)]
+SessionId = Annotated[str, Field(max_length=MAX_SESSION_ID_LENGTH)]
 
 
 class ServiceLevelBody(StrictBody):
@@ -71,6 +86,7 @@ class ServiceLevelBody(StrictBody):
     pace_tail: bool = False
     release: Literal["paced", "at_once", "smooth"] | None = None
     max_in_hand_s: InHandS = None
+    retention_s: RetentionS = None  # for so long, from its end, the request's KV is kept
     resumable: bool = False  # a reader who has left may take the stream up again
     strict: bool = False  # refuse what has no effect
 
@@ -150,12 +166,19 @@ class SampledBody(StrictBody):
     ignore_eos: bool = False
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
     cache_salt: CacheSalt = ""
+    session_id: SessionId = ""
+    prompt_cache_key: SessionId = ""
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
     evenflow: ServiceLevelBody = ServiceLevelBody()
 
     @property
     def uses_extension(self) -> bool:
         """Say whether the body has the extension object, be it empty."""
         return "evenflow" in self.model_fields_set
+
+    def retention_marks(self) -> tuple[RetentionMark, ...]:
+        """Return what the API's own marks ask to be kept, shortest beginning first."""
+        return ()
 
     def sampling(self, default: SamplingParams, **more: Any) -> SamplingParams:
         """Return how tokens are drawn: as stated here and in `more`, else as `default` advises.
@@ -204,6 +227,7 @@ class SampledBody(StrictBody):
             priority=self.priority,
             cache_salt=self.cache_salt,
             is_resumable=self.evenflow.resumable,
+            retention=_retention(self, headers),
             **more,
         )
 
@@ -237,6 +261,22 @@ def _service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> Serv
     )
     check_service_level(level, fields)
     return level
+
+
+def _retention(body: SampledBody, headers: Mapping[str, str]) -> RetentionHint | None:
+    """Return what is to be kept, and for which session; None if nothing is. Raises
+    InvalidRequestError for a session's name in the header that is too long.
+    """
+    session = body.session_id or headers.get(SESSION_HEADER, "")
+    if len(session) > MAX_SESSION_ID_LENGTH:
+        rule = f"must have at most {MAX_SESSION_ID_LENGTH} characters"
+        raise InvalidRequestError(f"{SESSION_HEADER}: {rule}", field=SESSION_HEADER)
+    of_cache = SECONDS_BY_RETENTION.get(body.prompt_cache_retention or "", 0.0)
+    whole_s = max(body.evenflow.retention_s or 0.0, of_cache)
+    marks = without_needless([*body.retention_marks(), RetentionMark(retention_s=whole_s)])
+    if not marks:
+        return None
+    return RetentionHint(session_id=session or body.prompt_cache_key, marks=marks)
 
 
 def _seconds(milliseconds: float | None) -> float | None:

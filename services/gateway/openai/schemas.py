@@ -45,11 +45,30 @@ class Usage(TypedDict):
     completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
-class Moves(TypedDict):
-    """How often an answer lost its executor and went on, and what it is for all that."""
+class Retention(TypedDict):
+    """What is kept of a request's KV."""
 
-    moves: int
-    continued: Literal["identical", "valid"]
+    status: Literal["accepted", "clipped", "deferred", "rejected"]
+    reason: Literal["no_host_cache", "model_kind", "kv_lost"] | None
+    tokens: int
+    retention_s: float
+
+
+class Extension(TypedDict):
+    """How often an answer lost its executor and went on, and what it is for all that; and what is
+    kept.
+    """
+
+    moves: NotRequired[int]
+    continued: NotRequired[Literal["identical", "valid"]]
+    retention: NotRequired[Retention]
+
+
+class ReleasedSession(TypedDict):
+    """A session for which nothing is kept any more."""
+
+    id: str
+    released_tokens: int
 
 
 class FunctionCall(TypedDict):
@@ -89,7 +108,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    evenflow: NotRequired[Moves]
+    evenflow: NotRequired[Extension]
     prompt_token_ids: NotRequired[list[int]]
 
 
@@ -130,7 +149,7 @@ class ChatCompletionChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
-    evenflow: NotRequired[Moves]
+    evenflow: NotRequired[Extension]
     prompt_token_ids: NotRequired[list[int]]
 
 
@@ -152,7 +171,7 @@ class Completion(TypedDict):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
-    evenflow: NotRequired[Moves]
+    evenflow: NotRequired[Extension]
 
 
 class CompletionChunkChoice(TypedDict):
@@ -173,7 +192,7 @@ class CompletionChunk(TypedDict):
     model: str
     choices: list[CompletionChunkChoice]
     usage: NotRequired[Usage | None]
-    evenflow: NotRequired[Moves]
+    evenflow: NotRequired[Extension]
 
 
 class Model(TypedDict):

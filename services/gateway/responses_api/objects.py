@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.gateway.openai.logprobs import chat_logprobs
-from services.gateway.openai.responses import told_moves
+from services.gateway.openai.responses import told_extension
 from services.gateway.pieces import Piece, PieceKind
 from services.gateway.responses_api.bodies import FunctionTool, ResponsesBody
 from services.gateway.responses_api.schemas import ResponseUsage
@@ -27,7 +27,7 @@ class ResponseHead:
     asked: dict[str, Any]
     background: bool = False
     store: bool = False
-    tells_moves: bool = False  # between executors, if there were any
+    uses_extension: bool = False  # and is told what it says beside the answer
 
     def item_id(self, kind: PieceKind, index: int) -> str:
         """Return the id of the item at `index` of the output, which is a piece of `kind`."""
@@ -59,7 +59,7 @@ def response_head(
         asked=asked,
         background=body.background,
         store=body.store,
-        tells_moves=body.uses_extension,
+        uses_extension=body.uses_extension,
     )
 
 
@@ -101,7 +101,7 @@ def response(
         "store": head.store,
         "truncation": "disabled",
         "usage": None if finish is None else usage(finish),
-        **told_moves([finish] if finish else [], is_asked=head.tells_moves),
+        **told_extension([finish] if finish else [], is_asked=head.uses_extension),
     }
 
 

@@ -4,7 +4,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic takes no other on Python 3.11
 
-from services.gateway.openai.schemas import ChatTokenLogprobs, Moves
+from services.gateway.openai.schemas import ChatTokenLogprobs, Extension
 
 ItemStatus = Literal["completed", "incomplete"]
 
@@ -95,4 +95,4 @@ class AnsweredResponse(TypedDict):
     store: Literal[False]
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
-    evenflow: NotRequired[Moves]
+    evenflow: NotRequired[Extension]

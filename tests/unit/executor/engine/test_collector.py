@@ -8,17 +8,22 @@ import pytest
 
 from services.executor.engine.collector import (
     DEAD_END,
+    NOT_KEPT,
     UNREADABLE,
     Reporting,
     StepCollector,
     to_delta,
 )
-from services.executor.request_tag import to_transfer_params
+from services.executor.request_tag import retained_to_params, to_transfer_params
 from services.executor.types import Delta, Failure, Said, Token
 from services.generation.conversation import ToolCallPart
 from services.generation.finish import FinishReason
 from services.generation.logprobs import Logprob, TokenLogprobs
+from services.generation.retention import Retained, RetainedSpan, RetentionStatus
 from services.pacing.cause import Cause, Delay
+
+OF_THE_PROMPT = Retained(status=RetentionStatus.DEFERRED)
+OF_ALL = Retained(status=RetentionStatus.ACCEPTED, spans=(RetainedSpan(end=64, retention_s=300.0),))
 
 
 @dataclass
@@ -63,6 +68,28 @@ def test_an_ending_tells_how_much_of_the_prompt_was_cached(
 
     assert to_delta(first).num_cached_tokens == 0
     assert to_delta(last).num_cached_tokens == num_cached
+
+
+@pytest.mark.parametrize(
+    ("asks_to_keep", "first", "last", "told"),
+    [
+        (False, None, None, None),
+        (True, None, None, NOT_KEPT),  # an engine that keeps nothing says nothing
+        (True, OF_THE_PROMPT, None, OF_THE_PROMPT),  # it ended in the front
+        (True, OF_THE_PROMPT, OF_ALL, OF_ALL),
+    ],
+)
+def test_an_ending_tells_what_was_last_said_to_be_kept(
+    asks_to_keep: bool, first: Retained | None, last: Retained | None, told: Retained | None
+) -> None:
+    deltas: list[Delta] = []
+    collector = StepCollector("r", deltas.append, Reporting(asks_to_keep=asks_to_keep))
+    outputs = [make_output(5), make_output(6), make_output(7, finish_reason="stop")]
+    for output, retained in zip(outputs, (first, None, last), strict=True):
+        output.kv_transfer_params = retained and retained_to_params(retained)
+        collector.put(output)
+
+    assert [delta.retained for delta in deltas] == [None, None, told]
 
 
 @pytest.mark.parametrize(("came_to", "told"), [(None, ""), (7, ""), ("END", "END")])

@@ -389,9 +389,7 @@ ADVICE: dict[str, Any] = {
     "store": False,
     "service_tier": "auto",
     "safety_identifier": "s",
-    "prompt_cache_key": "k",
     "verbosity": "low",
-    "session_id": "s",
 }
 TOOL = {"type": "function", "function": {"name": "f"}}
 CUT_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a": "b'}}
