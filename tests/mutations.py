@@ -574,6 +574,20 @@ MUTATIONS = (
         ("tests/unit/simulator/engine/test_trunks.py",),
     ),
     Mutation(
+        "simulated blocks that accepted drafts fill are never found",
+        "simulator/engine/scheduler.py",
+        "        self.fill(request, filled, before + num_tokens)\n",
+        "        self.fill(request, before, before + num_tokens)\n",
+        ("tests/integration/test_simulated_vllm.py", "-k", "drafts"),
+    ),
+    Mutation(
+        "simulated drafts take nothing of a step",
+        "simulator/engine/turns.py",
+        "        return self.num_tokens + self.num_drafts\n",
+        "        return self.num_tokens\n",
+        ("tests/unit/simulator/engine/test_drafts.py",),
+    ),
+    Mutation(
         "simulated users of a trunk load it each",
         "simulator/engine/turns.py",
         "    trunks = dict.fromkeys(trunk for turn in turns for trunk in turn.request.kv.trunks)\n",
