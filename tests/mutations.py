@@ -644,6 +644,13 @@ MUTATIONS = (
         ("tests/unit/placement/run/test_evenflow.py",),
     ),
     Mutation(
+        "joint rates sets by a token a step, whatever drafts bring",
+        "lab/policies/joint.py",
+        "max(0.0, rules.turn_s - back_s) * request.tokens_per_step",
+        "max(0.0, rules.turn_s - back_s)",
+        ("tests/unit/lab/policies/test_joint.py",),
+    ),
+    Mutation(
         "a plan's contexts grow by a token a step, whatever drafts bring",
         "services/placement/types.py",
         "return math.ceil(num_steps * self.tokens_per_step)",
