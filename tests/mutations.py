@@ -644,6 +644,13 @@ MUTATIONS = (
         ("tests/unit/placement/run/test_evenflow.py",),
     ),
     Mutation(
+        "sampled requests with drafts take their temperature from anywhere on a CPU",
+        f"{EXECUTOR}/plugin/draft_sampling.py",
+        "        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens\n",
+        "        pass\n",
+        ("tests/unit/executor/plugin/test_draft_sampling.py",),
+    ),
+    Mutation(
         "joint rates sets by a token a step, whatever drafts bring",
         "lab/policies/joint.py",
         "max(0.0, rules.turn_s - back_s) * request.tokens_per_step",
