@@ -84,7 +84,7 @@ class SimulatedRequest:
         """Take in that the step under way computes so many tokens."""
         self.num_computed_tokens += num_tokens
 
-    def step_ended(self, now_s: float, num_drafts: int) -> int:
+    def step_ended(self, now_s: float, num_drafts: int = 0) -> int:
         """Take in a step it was part of; return how many tokens it brought.
 
         Of `num_drafts` those before the first wrong one, and one more, as far as the answer goes.
