@@ -14,11 +14,12 @@ from services.placement.presets import PRESETS
 from services.placement.run.reader_capacity import READING_RATE_TPS
 from simulator.comparison.cache import CellCache
 from simulator.comparison.grid import Arrivals, Cell, CellResult, Workload
-from simulator.comparison.sizing import Readers, Trial, largest_held, room_for
+from simulator.comparison.sizing import Readers, Trial, in_words, largest_held, room_for
 from simulator.comparison.sweep import progress_bar, sweep
 from simulator.compose import check, run_policy
 from simulator.deployment import Deployment
 from simulator.description import describe, guesses
+from simulator.device.drafts import Drafts
 from simulator.device.hardware import (
     Device,
     assumptions,
@@ -53,6 +54,7 @@ LengthsName = Enum(  # type: ignore[misc]
 LinkName = Enum("LinkName", {name: name for name in link_rates()}, type=str)  # type: ignore[misc]
 DEFAULT_RATE_PER_S = 0.1
 DEFAULT_NUM_REQUESTS = 60
+DRAFT_FRAC = assumptions().draft_frac
 MODEL_HELP = (
     "a checkpoint's directory, a config.json, a hub id (its config is read from the cache, else "
     f"downloaded unless HF_HUB_OFFLINE is set), or {', '.join(model_names())}"
@@ -103,8 +105,14 @@ DeviceFileOption = Annotated[
         help="TOML or JSON of another device, with the fields of simulator/data/devices.toml",
     ),
 ]
-SpeculationOption = Annotated[
-    float, typer.Option(min=1, help="speculative decoding: tokens that a step brings a request")
+DraftsOption = Annotated[
+    int, typer.Option(min=0, help="speculative decoding: tokens drafted per request and step")
+]
+AcceptanceOption = Annotated[
+    float | None, typer.Option(min=0, max=1, help="share of tokens that are drafted right")
+]
+DraftFracOption = Annotated[
+    float, typer.Option(min=0, help="of what a step's layers take, to draft; n-gram: 0")
 ]
 PoliciesOption = Annotated[list[str], typer.Option("--policy", help=POLICY_HELP)]
 GpusOption = Annotated[int, typer.Option(min=1, help="tensor-parallel GPUs")]
@@ -122,6 +130,15 @@ RequestsOption = Annotated[int, typer.Option(min=0, help="0: 60 drawn ones, or t
 CacheOption = Annotated[
     Path | None, typer.Option(help="folder that keeps finished runs; they are not repeated")
 ]
+
+
+def _drafts(number: int, acceptance: float | None, cost_frac: float) -> Drafts | None:
+    """Return what is drafted. Raises typer.BadParameter for a number without its acceptance."""
+    if bool(number) != (acceptance is not None):
+        raise typer.BadParameter("give --drafts and --acceptance, or neither")
+    if acceptance is None:
+        return None
+    return Drafts(num_drafts=number, acceptance=acceptance, cost_frac=cost_frac)
 
 
 def _deployment(model: Model, on: Device, **settings: Any) -> Deployment:
@@ -167,7 +184,9 @@ def simulate(
     host_gb: HostOption = 256.0,
     max_num_seqs: SeqsOption = 16,
     max_num_batched_tokens: BatchedOption = 2_048,
-    tokens_per_step: SpeculationOption = 1.0,
+    drafts: DraftsOption = 0,
+    acceptance: AcceptanceOption = None,
+    draft_frac: DraftFracOption = DRAFT_FRAC,
     seed: int = 0,
     jobs: Annotated[int, typer.Option(min=0, help="processes; 0: one per core")] = 0,
     cache: CacheOption = None,
@@ -184,7 +203,7 @@ def simulate(
         host_memory_bytes=int(host_gb * 1e9),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        tokens_per_step=tokens_per_step,
+        drafts=_drafts(drafts, acceptance, draft_frac),
     )
     _check_policies(deployment, policy)
     arrivals = Arrivals(cv=cv, burst=burst, num_turns=turns, turn_gap_s=turn_gap_s)
@@ -253,6 +272,8 @@ def _chosen(
 ) -> Deployment | MeasuredDeployment:
     """Return the measured engine, or a model on a device. `settings`: fields of `Deployment`."""
     if measured is not None:
+        if settings["drafts"] is not None:
+            raise typer.BadParameter("--measured is what it was: not with --drafts")
         return _measured(measured)
     model, on = given
     if model is None or on is None:
@@ -306,7 +327,9 @@ def size(
     pool_tokens: PoolOption = 0,
     host_gb: HostOption = 256.0,
     max_num_batched_tokens: BatchedOption = 2_048,
-    tokens_per_step: SpeculationOption = 1.0,
+    drafts: DraftsOption = 0,
+    acceptance: AcceptanceOption = None,
+    draft_frac: DraftFracOption = DRAFT_FRAC,
     link: LinkOption = None,
     seed: int = 0,
     json_path: JsonOption = None,
@@ -322,7 +345,7 @@ def size(
         max_num_seqs=max_readers,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=context + answer,
-        tokens_per_step=tokens_per_step,
+        drafts=_drafts(drafts, acceptance, draft_frac),
     )
     assert isinstance(deployment, Deployment)
     _check_policies(deployment, policy)
@@ -347,22 +370,11 @@ def size(
             return run_policy(deployment, requests, PlanningOptions(policy=name), seed=seed)
 
         most = largest_held(run, readers, max_readers=max_readers, tried=trials.append)
-        console.print(f"{one:20} {_held(most, trials, readers)}", soft_wrap=True)
+        console.print(f"{one:20} {in_words(most, trials, readers)}", soft_wrap=True)
         answers[one] = {"readers": most, "trials": [asdict(trial) for trial in trials]}
     found: dict[str, Any] = {"question": asdict(readers), "room": asdict(room)}
     found |= {"described": described, "answers": answers}
     _write(json_path, deployment, found)
-
-
-def _held(most: int, trials: list[Trial], readers: Readers) -> str:
-    """Say how many are held, and what one more would have had."""
-    beyond = next((trial for trial in trials if trial.num_readers == most + 1), None)
-    if beyond is None:
-        return f"{most} readers or more"
-    return (
-        f"{most} readers; with {most + 1}, {beyond.tbt_deposit:.1%} of tokens are in time and "
-        f"{beyond.ttft_met:.1%} of first tokens within {readers.ttft_s:g} s"
-    )
 
 
 def _measured(path: Path) -> MeasuredDeployment:

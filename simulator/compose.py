@@ -14,7 +14,8 @@ from services.planner.solver.solver import warm_solver
 from simulator import hcache
 from simulator.deployment import Deployment
 from simulator.device.hardware import Model
-from simulator.engine.engine import Brain, Engine, Machine
+from simulator.engine.engine import Brain, Engine
+from simulator.engine.machine import Machine
 from simulator.engine.planning import PlanningOptions, Policy
 from simulator.engine.records import RunRecord
 from simulator.engine.simulation import simulate
@@ -58,6 +59,8 @@ def check(deployment: Deployment | MeasuredDeployment, policy: str) -> None:
         )
     if preset.recomputes and deployment.shape().side_windows:
         raise ValueError(f"{policy} recomputes KV: it does not work with windows or states")
+    if preset.recomputes and deployment.shape().max_ahead_tokens:
+        raise ValueError(f"{policy} recomputes KV: it does not work with drafts")
 
 
 def run_policy(

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 from services.placement.blocks import STATE, side_blocks
 from services.placement.types import EngineShape
-from simulator.device.costs import Costs, Roofline, StepLoad, num_copies, resident_step_s
+from simulator.device.costs import Roofline, StepLoad, num_copies
+from simulator.device.drafts import Drafts
 from simulator.device.hardware import Assumptions, Device
-from simulator.device.speculation import Speculation, SpeculativeCosts
 from simulator.device.step import CopyCosts
-from simulator.engine.engine import Machine
+from simulator.engine.machine import Machine
 from simulator.memory.room import pool_tokens
 from simulator.models.types import Attention, Model
 
@@ -30,7 +30,7 @@ class Deployment:
     max_model_len: int = 32_768
     host_memory_bytes: int = 256_000_000_000
     pool_tokens: int | None = None  # with every layer resident; None: what the GPUs' memory holds
-    tokens_per_step: float = 1.0  # of a request that decodes; more: by speculative decoding
+    drafts: Drafts | None = None  # speculative decoding
 
     @property
     def title(self) -> str:
@@ -104,7 +104,7 @@ class Deployment:
             side_windows=self._side_windows(),
             side_block_size=window_block_size if window_block_size != block_size else 0,
             max_in_flight_tokens=2 * self.max_num_batched_tokens,  # it schedules ahead
-            max_ahead_tokens=3 * self._num_drafts,  # two steps' and what the drafter writes
+            max_ahead_tokens=self.drafts.max_ahead_tokens if self.drafts else 0,
         )
 
     @property
@@ -122,7 +122,12 @@ class Deployment:
     def machine(self) -> Machine:
         given = self.assumptions
         return Machine(
-            costs=self._costs(),
+            costs=Roofline(
+                model=self.model,
+                device=self.device,
+                assumptions=given,
+                num_devices=self.num_devices,
+            ),
             link_bytes_per_s=self.num_devices
             * self.device.link_bytes_per_s
             * given.link_efficiency,
@@ -132,34 +137,17 @@ class Deployment:
             compute_noise_frac=given.compute_noise_frac,
             link_noise_frac=given.link_noise_frac,
             schedules_ahead=True,
+            drafts=self.drafts,
         )
-
-    @property
-    def _num_drafts(self) -> int:
-        """Return how many tokens of a request a step drafts."""
-        if self.tokens_per_step == 1.0:
-            return 0
-        return Speculation.of(self.tokens_per_step, draft_frac=0.0).num_drafted
-
-    def _costs(self) -> Costs:
-        given = self.assumptions
-        costs = Roofline(
-            model=self.model,
-            device=self.device,
-            assumptions=given,
-            num_devices=self.num_devices,
-        )
-        if self.tokens_per_step == 1.0:
-            return costs
-        speculation = Speculation.of(self.tokens_per_step, draft_frac=given.draft_frac)
-        return SpeculativeCosts(costs=costs, speculation=speculation)
 
     def base_tbt_s(self) -> float:
         """Return OrbitFlow's base SLO (section 5.1), without noise.
 
-        The decode latency of the longest request that fits the pool with nothing offloaded.
+        The decode latency per token of the longest request that fits the pool with nothing
+        offloaded.
         """
-        shape, costs = self.shape(), self.machine().costs
+        shape, machine = self.shape(), self.machine()
         longest = pool_tokens(shape)
         load = StepLoad(num_decodes=1, num_context_tokens=min(longest, self.max_model_len))
-        return resident_step_s(costs, load, num_layers=shape.num_layers)
+        step_s = machine.resident_step_s(load, num_layers=shape.num_layers)
+        return step_s / machine.tokens_per_step

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from services.placement.link_ratio import link_ratio
 from simulator.deployment import Deployment
-from simulator.device.costs import StepLoad, num_copies, resident_step_s
+from simulator.device.costs import StepLoad, num_copies
 from simulator.memory.room import pool_tokens
 from simulator.models.types import Layers, num_active_parameters, step_weight_bytes
 
@@ -33,11 +33,11 @@ def guesses(deployment: Deployment) -> Sequence[str]:
     )
     if model.computes_in_fp8 and device.fp8_flops_per_s is None:
         found.append("the device has no FP8: its products run at the rate of 16 bits")
-    if deployment.tokens_per_step > 1.0:
+    if (drafts := deployment.drafts) is not None:
         found.append(
-            f"{deployment.tokens_per_step:g} tokens per step whatever the text, and "
-            f"{given.draft_frac:.0%} of a step's time to draft them; KV on the host is copied in "
-            "for each token"
+            f"of {drafts.num_drafts} drafts per request and step each is right in "
+            f"{drafts.acceptance:.0%}, whatever the text: {drafts.tokens_per_step:.2f} tokens per "
+            f"step; drafting takes {drafts.cost_frac:.0%} of what a step's layers take"
         )
     return found
 
@@ -104,6 +104,6 @@ def full_link_ratio(deployment: Deployment, request_tokens: int) -> float:
     load = StepLoad(num_decodes=number, num_context_tokens=number * request_tokens)
     return link_ratio(
         link_bytes_per_s=machine.link_bytes_per_s,
-        step_s=resident_step_s(machine.costs, load, num_layers=shape.num_layers),
+        step_s=machine.resident_step_s(load, num_layers=shape.num_layers),
         pool_bytes=shape.num_blocks * shape.block_bytes,
     )

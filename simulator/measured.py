@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from services.placement.types import EngineShape, Link, Profile
 from simulator.device.costs import StepLoad, resident_step_s
-from simulator.engine.engine import Machine
+from simulator.engine.machine import Machine
 from simulator.memory.room import pool_tokens
 
 

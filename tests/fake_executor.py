@@ -43,7 +43,8 @@ class Script:
 
     # One token each, as a text or whole; ids count from 100.
     texts: Sequence[str | pb.Token] = ("Hello", ",", " world")
-    interval_s: float = 0.0  # between two tokens
+    interval_s: float = 0.0  # between two steps
+    tokens_per_step: int = 1  # in one frame, but for the last one's
     finish_reason: gen.FinishReason.ValueType = gen.FINISH_REASON_STOP
     num_reasoning_tokens: int | None = None  # told with the finish reason
     num_cached_tokens: int = 0  # so is this
@@ -414,12 +415,12 @@ async def _play(session: Session, submit: pb.Submit, script: Script) -> None:
         is_accepted = True
         await script.generating.wait()
         num_tokens = len(submit.resume.output_ids) - submit.resume.num_retold_tokens
-        for text in script.texts[num_tokens:]:
+        while texts := script.texts[num_tokens : num_tokens + script.tokens_per_step]:
             if num_tokens == len(script.texts) // 2:
                 await script.midway.wait()
             await session.running[request_id].wait()
-            session.send_tokens(request_id, num_tokens, [text], submit)
-            num_tokens += 1
+            session.send_tokens(request_id, num_tokens, texts, submit)
+            num_tokens += len(texts)
             await asyncio.sleep(script.interval_s)
         await script.ending.wait()
     except asyncio.CancelledError:

@@ -737,6 +737,20 @@ MUTATIONS = (
         ("tests/unit/simulator/engine/test_trunks.py",),
     ),
     Mutation(
+        "simulated blocks that accepted drafts fill are never found",
+        "simulator/engine/scheduler.py",
+        "        self.fill(request, filled, before + num_tokens)\n",
+        "        self.fill(request, before, before + num_tokens)\n",
+        ("tests/integration/test_simulated_vllm.py", "-k", "drafts"),
+    ),
+    Mutation(
+        "simulated drafts take nothing of a step",
+        "simulator/engine/turns.py",
+        "        return self.num_tokens + self.num_drafts\n",
+        "        return self.num_tokens\n",
+        ("tests/unit/simulator/engine/test_drafts.py",),
+    ),
+    Mutation(
         "simulated users of a trunk load it each",
         "simulator/engine/turns.py",
         "    trunks = dict.fromkeys(trunk for turn in turns for trunk in turn.request.kv.trunks)\n",
@@ -791,6 +805,20 @@ MUTATIONS = (
         "return self.rate_tps / self.tokens_per_step",
         "return self.rate_tps",
         ("tests/unit/placement/run/test_evenflow.py",),
+    ),
+    Mutation(
+        "sampled requests with drafts take their temperature from anywhere on a CPU",
+        f"{EXECUTOR}/plugin/draft_sampling.py",
+        "        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens\n",
+        "        pass\n",
+        ("tests/unit/executor/plugin/test_draft_sampling.py",),
+    ),
+    Mutation(
+        "joint rates sets by a token a step, whatever drafts bring",
+        "lab/policies/joint.py",
+        "max(0.0, rules.turn_s - back_s) * request.tokens_per_step",
+        "max(0.0, rules.turn_s - back_s)",
+        ("tests/unit/lab/policies/test_joint.py",),
     ),
     Mutation(
         "a plan's contexts grow by a token a step, whatever drafts bring",

@@ -10,7 +10,8 @@ from zlib import crc32
 
 from services.placement.types import EngineShape, RequestId
 from simulator.device.costs import LinearCosts
-from simulator.engine.engine import Machine
+from simulator.device.drafts import Drafts
+from simulator.engine.machine import Machine
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.simulation import simulate
 from simulator.engine.vllm import VllmOptions
@@ -26,6 +27,7 @@ class Engine:
     max_num_seqs: int = 8
     max_num_batched_tokens: int = 256
     vllm: VllmOptions = field(default_factory=VllmOptions)
+    drafts: Drafts | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +58,10 @@ def simulated(engine: Engine, requests: Sequence[ArrivingRequest]) -> dict[str, 
         max_num_batched_tokens=engine.max_num_batched_tokens,
         num_host_blocks=0,
         max_model_len=MAX_TOKENS,
+        max_ahead_tokens=engine.drafts.num_drafts if engine.drafts else 0,
     )
     one_second = LinearCosts(layer_base_s=0.0, per_token_s=0.0, outside_step_s=1.0)
-    machine = Machine(costs=one_second, link_bytes_per_s=1e9)
+    machine = Machine(costs=one_second, link_bytes_per_s=1e9, drafts=engine.drafts)
     options = PlanningOptions(policy="vllm", vllm=engine.vllm)
     made = make_engine(shape, machine, options)
     record = simulate(made, requests, after_event=lambda event: made.check_integrity())

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from grpc import aio
 
+from bench.e2e.drafting import environment_of, with_drafts
 from bench.e2e.records import RunKey, RunRecord, load_all, save
 from bench.e2e.replay import Replayed, RunError, replay, warm
 from bench.e2e.report import write_report
@@ -78,7 +79,15 @@ def _series(
 def _keys(options: argparse.Namespace) -> list[RunKey]:
     """Return the runs in the order in which they are made: systems take turns."""
     keys = [
-        RunKey(system=system, seed=seed, slo_scale=scale, readers=readers, leaving=options.leaving)
+        RunKey(
+            system=system,
+            seed=seed,
+            slo_scale=scale,
+            readers=readers,
+            leaving=options.leaving,
+            num_drafts=options.drafts,
+            acceptance=options.acceptance if options.drafts else None,
+        )
         for seed in range(1, options.seeds + 1)
         for readers in options.readers
         for scale in options.scales
@@ -134,7 +143,11 @@ def _run(
     address, folder = places
     log_path = folder / f"executor-{key.name}.log"
     with executor(
-        device, SYSTEMS[key.system], planner_address=address, log_path=log_path
+        device,
+        with_drafts(SYSTEMS[key.system], key),
+        planner_address=address,
+        log_path=log_path,
+        environment=environment_of(key, trace, device, folder),
     ) as process:
         _warm_up(process.address, slo_s=slo_s)
         before, started = metric_sums(process), utc_now()
@@ -167,6 +180,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--scales", nargs="+", type=float, default=[1.0, 1.5, 2.5])
     parser.add_argument("--readers", nargs="+", choices=READERS, default=["paced"])
     parser.add_argument("--leaving", type=float, default=0.0, help="share of readers who leave")
+    parser.add_argument("--drafts", type=int, default=0, help="tokens drafted per request and step")
+    parser.add_argument(
+        "--acceptance", type=float, help="share that a drafter guesses right; none: n-gram"
+    )
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=64, help="of the synthetic trace")
     parser.add_argument("--load", type=float, default=0.8, help="of what full batches could serve")
@@ -182,6 +199,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--base-slo-s", type=float, help="instead of measuring it")
     parser.add_argument("--quick", action="store_true", help="does not count")
     options = parser.parse_args()
+    if options.acceptance is not None and not options.drafts:
+        parser.error("--acceptance: of how many --drafts?")
     if options.quick:
         options.out = options.out.with_name(options.out.name + "-quick")
         options.seeds, options.requests, options.scales = 1, 6, [1.5]

@@ -56,6 +56,7 @@ DEFINITIONS = {
     "pool": "mean used share of the KV pool while requests were live",
     "offloaded": "mean share of layer groups in host memory while requests were live",
     "held": "mean number of paused or parked requests",
+    "tokens_per_step": "tokens that a step brings a request that decodes, mean",
     "lambda": "bytes that the link moves in a base SLO / bytes of the KV pool",
     "mape": "mean of |predicted - measured| / mean measured, over the decode steps that the "
     "controller predicted",
@@ -215,6 +216,8 @@ def run_figures(run: RunRecord) -> dict[str, float]:
         figures["pool"] = statistics.fmean(s.pool_used_frac for s in busy)
         figures["offloaded"] = statistics.fmean(s.offloaded_frac for s in busy)
         figures["held"] = statistics.fmean(s.num_held for s in busy)
+    if run.key.num_drafts and (decodes := run.sums.get("controller_num_decodes")):
+        figures["tokens_per_step"] = run.sums["controller_num_decoded_tokens"] / decodes
     if measured := run.sums.get("controller_measured_step_s"):
         figures["mape"] = run.sums["controller_abs_error_s"] / measured
     if measured := run.sums.get("controller_measured_prompt_step_s"):

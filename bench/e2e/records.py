@@ -51,12 +51,24 @@ class RunKey:
     slo_scale: float
     readers: str = "paced"  # of `READERS`
     leaving: float = 0.0  # share of the readers who leave
+    num_drafts: int = 0  # tokens drafted per request and step
+    acceptance: float | None = None  # share of tokens that are drafted right; None: by n-gram
+
+    @property
+    def label(self) -> str:
+        """Return the system's name in tables."""
+        if not self.num_drafts:
+            return self.system
+        how = "n-gram" if self.acceptance is None else f"{self.acceptance:g} right"
+        return f"{self.system}, {self.num_drafts} drafts ({how})"
 
     @property
     def name(self) -> str:
         readers = "" if self.readers == "paced" else f"-{self.readers}"
         leaving = f"-leaving{self.leaving:g}" if self.leaving else ""
-        return f"{self.system}-x{self.slo_scale:g}-s{self.seed}{readers}{leaving}"
+        how = "ngram" if self.acceptance is None else f"{self.acceptance:g}"
+        drafts = f"-drafts{self.num_drafts}-{how}" if self.num_drafts else ""
+        return f"{self.system}-x{self.slo_scale:g}-s{self.seed}{readers}{leaving}{drafts}"
 
     @property
     def is_of_all_scales(self) -> bool:

@@ -26,7 +26,8 @@ Kind = tuple[str, float, float]  # of readers: `READERS`, the share that leaves,
 PLOTTED = ("tbt", "tbt_deposit")
 OF_RUNS = (
     "tokens_per_s", "read_tokens_per_s", "unread", "unmade", "effective_tokens_per_s", "qos",
-    "requests_per_min", "pool", "offloaded", "held", "mape", "mape_prompts", "controller", "failed",
+    "requests_per_min", "pool", "offloaded", "held", "tokens_per_step",
+    "mape", "mape_prompts", "controller", "failed",
 )  # fmt: skip
 # The table's columns: title and how a figure is written.
 COLUMNS: Mapping[str, tuple[str, Callable[[Estimate], str]]] = {
@@ -53,6 +54,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[Estimate], str]]] = {
     "pool": ("pool used", lambda e: _percent(e)),
     "offloaded": ("offloaded", lambda e: _percent(e)),
     "held": ("held", lambda e: f"{e.value:.2f}"),
+    "tokens_per_step": ("tokens per step", lambda e: f"{e.value:.2f}"),
     "mape": ("MAPE", lambda e: _percent(e)),
     "mape_prompts": ("with prompts", lambda e: _percent(e)),
     "controller": ("controller", lambda e: _percent(e)),
@@ -85,7 +87,7 @@ def rows_of(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     for run in runs:
         key, own = run.key, (run.key.readers, run.key.slo_scale)
         for readers, scale in stated if key.is_of_all_scales else (own,):
-            cell = readers, key.leaving, scale, key.system
+            cell = readers, key.leaving, scale, key.label
             cells[cell].append(as_stated(run, scale, readers))
     rows = []
     for (readers, leaving, scale, system), members in sorted(cells.items()):

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -56,11 +57,18 @@ def planner(log_path: Path) -> Iterator[str]:
 
 @contextmanager
 def executor(
-    device: Device, system: Mapping[str, object], *, planner_address: str, log_path: Path
+    device: Device,
+    system: Mapping[str, object],
+    *,
+    planner_address: str,
+    log_path: Path,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[ExecutorProcess]:
     """Run one executor of a system."""
     settings = device.settings() | {"PLANNER_ADDRESS": planner_address} | dict(system)
-    process = ExecutorProcess(log_path, layer_time=device.layer_time, **settings)
+    process = ExecutorProcess(
+        log_path, layer_time=device.layer_time, environment=environment, **settings
+    )
     with process.serving():
         yield process
 

@@ -42,6 +42,11 @@ class TracedRequest:
     leaves_after: int | None = None  # tokens of which its reader goes; None: it stays
     level: ServiceLevel = NO_SERVICE_LEVEL  # what it states
 
+    @property
+    def at_once(self) -> "TracedRequest":
+        """Return the same without its arrival and its reader."""
+        return replace(self, arrival_s=0.0, leaves_after=None, level=NO_SERVICE_LEVEL)
+
     def prompt(self) -> list[int]:
         """Return token ids that depend on nothing but the request's id."""
         rng = random.Random(self.request_id)

@@ -22,7 +22,7 @@ from bench.fidelity.steps import DecodeStep, decode_steps, mixed_steps
 from services.placement.types import EngineShape
 from simulator.device.costs import LinearCosts, StepLoad, resident_step_s
 from simulator.device.step import NO_COSTS, CopyCosts
-from simulator.engine.engine import Machine
+from simulator.engine.machine import Machine
 
 CHUNK_BYTES = 4 << 20  # of one copy
 NUM_NULL_BLOCKS = 1  # of the pool, which vLLM gives to nobody

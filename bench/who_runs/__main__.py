@@ -18,6 +18,7 @@ from lab.policies.presets import full_name
 from services.placement.types import PolicyParameters
 from simulator.comparison.link_ratio import workload_link_ratio
 from simulator.compose import make_engine
+from simulator.device.drafts import Drafts
 from simulator.engine.engine import Engine
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
@@ -61,7 +62,10 @@ def main() -> None:
     load, regimes = os.getloadavg(), SETS[options.set]()
     chosen = [name for name in regimes if any(part in name for part in options.only or [""])]
     cells = list(product(chosen, options.policies, range(1, options.seeds + 1)))
-    measure = partial(measured, host_frac=options.host_frac)
+    drafts = None
+    if options.drafts:
+        drafts = Drafts(num_drafts=options.drafts, acceptance=options.acceptance)
+    measure = partial(measured, host_frac=options.host_frac, drafts=drafts)
     with ProcessPoolExecutor(options.jobs) as pool:
         runs = list(pool.map(measure, *zip(*cells, strict=True)))
     rows = [
@@ -81,9 +85,17 @@ def main() -> None:
     print(markdown(benchmark, content))
 
 
-def measured(regime: str, policy: str, seed: int, host_frac: float | None = None) -> Row:
+def measured(
+    regime: str,
+    policy: str,
+    seed: int,
+    host_frac: float | None = None,
+    drafts: Drafts | None = None,
+) -> Row:
     """Return the figures of one run. `host_frac`: as much room on the host, of the pool."""
     case = all_regimes()[regime](seed)
+    if drafts is not None:
+        case = case.with_drafts(drafts)
     if host_frac is not None:
         case = case.with_host(host_frac)
     record, engine = run(case, policy)
@@ -209,6 +221,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--policies", nargs="*", default=POLICIES, help="names, or name@alpha")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--host-frac", type=float, help="room on the host, of the pool")
+    parser.add_argument("--drafts", type=int, default=0, help="tokens drafted per request and step")
+    parser.add_argument("--acceptance", type=float, default=0.7, help="share that is right")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=Path(".cache/bench/who-runs.json"))
     return parser.parse_args()

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from services.placement.types import EngineShape
 from simulator.deployment import Deployment
+from simulator.device.drafts import Drafts
 from simulator.device.hardware import assumptions, device, link_rates, model
-from simulator.engine.engine import Machine
+from simulator.engine.machine import Machine
 from simulator.workload import ArrivingRequest, Lengths
 
 
@@ -26,6 +27,12 @@ class Case:
         """Return the same with so much room on the host, of the pool."""
         shape = replace(self.shape, num_host_blocks=int(frac * self.shape.num_blocks))
         return replace(self, shape=shape)
+
+    def with_drafts(self, drafts: Drafts) -> "Case":
+        """Return the same with speculative decoding, of which no fluid knows."""
+        shape = replace(self.shape, max_ahead_tokens=drafts.max_ahead_tokens)
+        machine = replace(self.machine, drafts=drafts)
+        return replace(self, shape=shape, machine=machine, fluid={})
 
 
 Regime = Callable[[int], Case]

@@ -8,7 +8,7 @@ from demo.stacks import BLOCK_SIZE, HOST_BYTES, POOL_TOKENS
 from services.pacing.types import ServiceLevel
 from services.placement.types import EngineShape, RequestId
 from simulator.device.costs import LinearCosts
-from simulator.engine.engine import Machine
+from simulator.engine.machine import Machine
 from simulator.workload import ArrivingRequest
 
 # `make demo` on two cores of an AMD EPYC: SmolLM2-135M in float32, one thread.

@@ -114,7 +114,7 @@ def summary_lines(state: EngineState) -> list[str]:
     update = state.update
     lines = [
         f"step {update.num_steps}: {_ms(update.observed_step_s)} "
-        f"(predicted {_predicted(update)}), pool {_num_used(update)} of "
+        f"(predicted {_predicted(update)}){_brought(update)}, pool {_num_used(update)} of "
         f"{update.num_pool_blocks} blocks, {update.num_cached_tokens} tokens cached, "
         f"in time {_percent(state.attainment)}"
     ]
@@ -161,7 +161,8 @@ def _heading(state: EngineState, glyphs: Glyphs) -> Text:
     update = state.update
     return Text.assemble(
         ("step ", "bold"),
-        f"{_ms(update.observed_step_s)} observed, {_predicted(update)} predicted  ",
+        f"{_ms(update.observed_step_s)} observed, {_predicted(update)} predicted"
+        f"{_brought(update)}  ",
         (spark_line(state.observed_s, glyphs.levels), "cyan"),
         "\n",
         ("pool ", "bold"),
@@ -244,6 +245,12 @@ def _num_used(update: pb.WatchRequestsResponse) -> int:
 
 def _predicted(update: pb.WatchRequestsResponse) -> str:
     return _ms(update.predicted_step_s) if update.HasField("predicted_step_s") else "-"
+
+
+def _brought(update: pb.WatchRequestsResponse) -> str:
+    """Return what a step brings a request, behind a comma; empty where nothing drafts."""
+    drafts = update.HasField("tokens_per_step")
+    return f", {update.tokens_per_step:.2f} tokens per request and step" if drafts else ""
 
 
 def _ms(seconds: float) -> str:

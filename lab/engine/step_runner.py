@@ -379,16 +379,19 @@ class _Counters:
 
 
 def _record(outcome: Outcome, output: Any) -> None:
-    completion = output.outputs[0]
-    outcome.tokens[output.request_id] = list(completion.token_ids)
-    outcome.texts[output.request_id] = completion.text
-    if completion.finish_reason is not None:
-        outcome.finish_reasons[output.request_id] = str(completion.finish_reason)
-    if completion.logprobs is not None:
-        outcome.logprobs[output.request_id] = [
-            entry[token].logprob
-            for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
-        ]
+    """Take in a request's answers; of several the first has its name, the others a number, too."""
+    for completion in output.outputs:
+        index = f"/{completion.index}" if completion.index else ""
+        name = f"{output.request_id}{index}"
+        outcome.tokens[name] = list(completion.token_ids)
+        outcome.texts[name] = completion.text
+        if completion.finish_reason is not None:
+            outcome.finish_reasons[name] = str(completion.finish_reason)
+        if completion.logprobs is not None:
+            outcome.logprobs[name] = [
+                entry[token].logprob
+                for entry, token in zip(completion.logprobs, completion.token_ids, strict=True)
+            ]
 
 
 def run_case(case: EngineCase, workload: Sequence[Arrival], *, hook: Hook | None = None) -> Outcome:

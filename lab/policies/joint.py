@@ -100,13 +100,13 @@ class Rating:
     def __init__(self, snapshot: RunSnapshot, rules: JointRules = DEFAULT_RULES) -> None:
         assert snapshot.costs is not None
         self._snapshot, self._rules, self._costs = snapshot, rules, snapshot.costs
-        self._runs_s: dict[RequestId, float] = {}  # of the turn, if it is let in
+        self._brings: dict[RequestId, float] = {}  # tokens x seconds per step, if it is let in
         self._needs: dict[RequestId, float] = {}  # tokens of the turn that it does not have yet
         self._lacks: dict[RequestId, float] = {}  # tokens, if it is left out
         for request in snapshot.requests:
             is_parked, name = request.phase is RunPhase.PARKED, request.request_id
             back_s = snapshot.way_back_s(request) if is_parked else 0.0
-            self._runs_s[name] = max(0.0, rules.turn_s - back_s)
+            self._brings[name] = max(0.0, rules.turn_s - back_s) * request.tokens_per_step
             self._needs[name], self._lacks[name] = math.inf, 0.0
             if request.rate_tps:
                 needed_s = max(0.0, rules.turn_s - request.spare_s)
@@ -127,8 +127,8 @@ class Rating:
 
     def generated(self, batch: Sequence[RunRequest]) -> float:
         """Return what a set generates, used or not."""
-        runs_s = sum(self._runs_s[request.request_id] for request in batch)
-        return runs_s / self.step_s(batch) / self._rules.turn_s
+        brings = sum(self._brings[request.request_id] for request in batch)
+        return brings / self.step_s(batch) / self._rules.turn_s
 
     def step_s(self, batch: Sequence[RunRequest], *, limit_s: float = math.inf) -> float:
         """Return the predicted step, when all have grown; beyond the limit any longer one."""
@@ -155,7 +155,7 @@ class Rating:
         num_tokens = -self._num_lacked
         for request in batch:
             name = request.request_id
-            num_tokens += min(self._runs_s[name] / step_s, self._needs[name]) + self._lacks[name]
+            num_tokens += min(self._brings[name] / step_s, self._needs[name]) + self._lacks[name]
         return num_tokens / self._rules.turn_s
 
 

@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 
 import grpc
 import psutil
@@ -48,11 +49,12 @@ class ExecutorProcess:
         *,
         module: str = QUICK_EXECUTOR,
         layer_time: LayerTime | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
         **settings: object,
     ) -> None:
-        """`layer_time`: of an emulated device; needs layer-wise KV."""
+        """`layer_time`: of an emulated device; needs layer-wise KV. `environment`: more of it."""
         self._log_path, self._module = log_path, module
-        self._layer_time = layer_time
+        self._layer_time, self._environment = layer_time, dict(environment)
         port = free_port()
         self.address = f"127.0.0.1:{port}"
         self.metrics_port = free_port()
@@ -78,6 +80,7 @@ class ExecutorProcess:
         """Start the process; return at once, see `wait_serving`."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
         own = {f"EVENFLOW_EXECUTOR_{name}": str(value) for name, value in self._settings.items()}
+        own |= self._environment
         module = self._module
         if self._layer_time is not None:
             module = "lab.slow_device"

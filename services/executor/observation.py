@@ -67,6 +67,7 @@ class EngineObservation:
     num_host_blocks: int = 0
     num_free_host_blocks: int = 0
     link_bytes_per_s: float | None = None  # from host to pool, while busy; None: not known
+    tokens_per_step: float | None = None  # of a request that decodes; None: nothing drafts
 
 
 _OBSERVATION = TypeAdapter(EngineObservation)

@@ -5,8 +5,8 @@ from statistics import fmean
 
 from services.placement.link_ratio import link_ratio
 from services.placement.types import EngineShape
-from simulator.device.costs import StepLoad, resident_step_s
-from simulator.engine.engine import Machine
+from simulator.device.costs import StepLoad
+from simulator.engine.machine import Machine
 from simulator.memory.room import pool_tokens
 from simulator.workload import ArrivingRequest
 
@@ -24,6 +24,6 @@ def workload_link_ratio(
     load = StepLoad(num_decodes=num_requests, num_context_tokens=int(num_requests * mean))
     return link_ratio(
         link_bytes_per_s=machine.link_bytes_per_s,
-        step_s=resident_step_s(machine.costs, load, num_layers=shape.num_layers),
+        step_s=machine.resident_step_s(load, num_layers=shape.num_layers),
         pool_bytes=shape.num_blocks * shape.block_bytes,
     )

@@ -1,6 +1,6 @@
 """How many readers a deployment holds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from services.pacing.types import ServiceLevel
@@ -13,7 +13,7 @@ from services.placement.run.reader_capacity import (
 from services.placement.run.types import StepCosts
 from services.placement.types import RequestId
 from simulator.deployment import Deployment
-from simulator.device.costs import StepLoad, prompt_alone_s, resident_step_s
+from simulator.device.costs import StepLoad, prompt_alone_s
 from simulator.engine.records import RunRecord
 from simulator.memory.room import pool_tokens, request_blocks
 from simulator.models.types import is_dense
@@ -89,6 +89,7 @@ def room_for(deployment: Deployment, readers: Readers) -> ReaderCapacity:
             num_prompt_tokens=readers.num_prompt_tokens,
             num_output_tokens=readers.num_output_tokens,
             rate_tps=readers.consumption_rate_tps,
+            tokens_per_step=deployment.machine().tokens_per_step,
         ),
         link_bytes_per_s=deployment.machine().link_bytes_per_s,
     )
@@ -96,17 +97,20 @@ def room_for(deployment: Deployment, readers: Readers) -> ReaderCapacity:
 
 def _step_costs(deployment: Deployment, num_prompt_tokens: int) -> StepCosts:
     """Return the costs of a step by a short one, one that reads the pool, and a prompt alone."""
-    shape, costs = deployment.shape(), deployment.machine().costs
+    shape, machine = deployment.shape(), deployment.machine()
     num_pool_tokens, num_layers = pool_tokens(shape), shape.num_layers
     short = StepLoad(num_decodes=1)
     full = StepLoad(num_decodes=1, num_context_tokens=num_pool_tokens)
-    base_s, full_s = (resident_step_s(costs, one, num_layers=num_layers) for one in (short, full))
+    base_s, full_s = (machine.resident_step_s(one, num_layers=num_layers) for one in (short, full))
     prompt_s = prompt_alone_s(
-        costs, num_prompt_tokens, num_layers=num_layers, max_tokens=shape.max_num_batched_tokens
+        machine.costs,
+        num_prompt_tokens,
+        num_layers=num_layers,
+        max_tokens=shape.max_num_batched_tokens,
     )
     context_s = (full_s - base_s) / num_pool_tokens
     return StepCosts(
-        outside_s=costs.outside_s(short),
+        outside_s=machine.costs.outside_s(short),
         base_s=base_s,
         token_s=0.0 if is_dense(deployment.model) else _token_s(deployment, base_s, context_s),
         context_s=context_s,
@@ -117,12 +121,12 @@ def _step_costs(deployment: Deployment, num_prompt_tokens: int) -> StepCosts:
 
 def _token_s(deployment: Deployment, base_s: float, context_s: float) -> float:
     """Return what one more request takes: its experts, windows and states, as in a full step."""
-    shape, costs = deployment.shape(), deployment.machine().costs
+    shape, machine = deployment.shape(), deployment.machine()
     num_tokens = deployment.max_model_len
     number = max(1, min(shape.max_num_seqs, shape.num_blocks // request_blocks(shape, num_tokens)))
     num_context = number * num_tokens
     load = StepLoad(num_decodes=number, num_context_tokens=num_context)
-    step_s = resident_step_s(costs, load, num_layers=shape.num_layers)
+    step_s = machine.resident_step_s(load, num_layers=shape.num_layers)
     return max(0.0, step_s - base_s - context_s * num_context) / number
 
 
@@ -146,3 +150,14 @@ def largest_held(
         middle = (low + high) // 2
         low, high = (middle, high) if held(middle) else (low, middle)
     return low
+
+
+def in_words(most: int, trials: Sequence[Trial], readers: Readers) -> str:
+    """Say how many are held, and what one more would have had."""
+    beyond = next((trial for trial in trials if trial.num_readers == most + 1), None)
+    if beyond is None:
+        return f"{most} readers or more"
+    return (
+        f"{most} readers; with {most + 1}, {beyond.tbt_deposit:.1%} of tokens are in time and "
+        f"{beyond.ttft_met:.1%} of first tokens within {readers.ttft_s:g} s"
+    )

@@ -12,7 +12,8 @@ from simulator.models.types import Attention, Layers, Model, Weights, num_layers
 class StepLoad:
     """What one step computes."""
 
-    num_decodes: int = 0  # requests that compute one token, >= 0
+    num_decodes: int = 0  # requests that compute one token, and drafts behind it, >= 0
+    num_drafts: int = 0  # of all of them, >= 0; each attends to its request's KV
     num_context_tokens: int = 0  # KV tokens that these read, over all of them, >= 0
     contexts: Sequence[int] = ()  # the same, of each; (): alike
     chunks: Sequence[tuple[int, int]] = ()  # of prompts: (tokens computed, tokens before them)
@@ -35,10 +36,17 @@ class StepLoad:
 
     @property
     def num_tokens(self) -> int:
-        return self.num_decodes + self.num_prefill_tokens
+        return self.num_decodes + self.num_drafts + self.num_prefill_tokens
 
     def num_decode_pairs(self, window: int) -> int:
         """Return what tokens that decode attend to in layers of a window; 0: all."""
+        num_pairs = self._num_read_by_decodes(window)
+        if not self.num_drafts:
+            return num_pairs
+        return num_pairs * (self.num_decodes + self.num_drafts) // self.num_decodes
+
+    def _num_read_by_decodes(self, window: int) -> int:
+        """Return the tokens whose KV is read for these: once for all drafts of a request."""
         if not window:
             return self.num_context_tokens
         if not self.contexts and self.num_decodes:
@@ -56,7 +64,7 @@ class StepLoad:
         if not window:
             return self.num_context_tokens + sum(map(sum, self.prefixes))
         of_prefixes = sum(chunk + min(before, window - 1) for chunk, before in self.prefixes)
-        return self.num_decode_pairs(window) + of_prefixes
+        return self._num_read_by_decodes(window) + of_prefixes
 
 
 def _windowed_pairs(chunk: int, before: int, window: int) -> int:
@@ -166,8 +174,8 @@ class Roofline:
         return self._longer_s(flops, num_bytes * num_copies(attention, self.num_devices))
 
     def outside_s(self, load: StepLoad) -> float:
-        """Return the head, for one token per request and per prefix, and the fixed part."""
-        num_rows = load.num_decodes + len(load.prefixes)
+        """Return the head, for each token that decodes, one per prefix, and the fixed part."""
+        num_rows = load.num_decodes + load.num_drafts + len(load.prefixes)
         head = self.model.head
         head_s = self._longer_s(2 * head.num * num_rows, head.num_bytes)
         return self.assumptions.outside_s + head_s

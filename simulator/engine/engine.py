@@ -12,16 +12,17 @@ from dataclasses import dataclass, replace
 from services.control.admission import run_policy_of
 from services.control.kv import holders_of
 from services.control.measures.rates import Rates
-from services.control.measures.step_timing import CopyTime, LinkCalibration, StepTiming
+from services.control.measures.step_timing import CopyTime, StepTiming
 from services.control.requests.request_record import Stage
 from services.control.step_loop import StepLoop
 from services.control.types import ScheduledStep, Trigger
 from services.placement.run.resume import ResumeWay
 from services.placement.types import EngineShape, RequestId
-from simulator.device.copies import Lane, LaneCounts
-from simulator.device.costs import Costs, StepLoad
-from simulator.device.step import NO_COSTS, CopyCosts, StepRun, StepTimes, StepWork
+from simulator.device.copies import LaneCounts
+from simulator.device.costs import StepLoad
+from simulator.device.step import StepRun, StepTimes, StepWork
 from simulator.engine.events import Arrived, Event, PlanCame, ReaderLeft, StepEnded, Woke
+from simulator.engine.machine import Machine
 from simulator.engine.planning import LatePlanner, PlanningOptions, Policy
 from simulator.engine.reader_reports import ReaderReports
 from simulator.engine.records import Outcome, Totals, outcome_of
@@ -29,46 +30,12 @@ from simulator.engine.residency import ResidencyLog, duplicate_frac, sample_of
 from simulator.engine.scheduler import Scheduler
 from simulator.engine.turns import Turn, load_of, staged_of
 from simulator.engine.vllm import VllmPool
-from simulator.memory.moves import WHOLE_KV, WayBack, order_saves
+from simulator.memory.moves import order_saves
 from simulator.memory.requests import SimulatedRequest, live_request
 
 WAIT_S = 0.25  # for another decision, where nobody may run
 CAUGHT_UP_BLOCKS = 2  # the newest blocks are always on their way
 STEPS_PER_COUNT = 32  # of the blocks that live requests hold twice
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What an engine runs on."""
-
-    costs: Costs
-    link_bytes_per_s: float  # of all GPUs together, each direction
-    copy_overhead_s: float = 0.0  # per copy
-    chunk_bytes: int = 4 << 20  # of one copy at most, over all GPUs
-    copies: CopyCosts = NO_COSTS
-    compute_noise_frac: float = 0.0  # standard deviation, per step
-    link_noise_frac: float = 0.0  # standard deviation, per step
-    way_back: WayBack = WHOLE_KV
-    schedules_ahead: bool = False  # each step while the one before it runs, as vLLM on GPUs
-
-    def lane(self) -> Lane:
-        return Lane(
-            bytes_per_s=self.link_bytes_per_s,
-            copy_overhead_s=self.copy_overhead_s,
-            chunk_bytes=self.chunk_bytes,
-        )
-
-    def calibration(self) -> LinkCalibration:
-        """Return what copies of two sizes take while the link is idle."""
-        small, large = (
-            CopyTime(
-                num_bytes=num_bytes,
-                busy_s=self.copy_overhead_s + num_bytes / self.link_bytes_per_s,
-                num_copies=1,
-            )
-            for num_bytes in (max(1, self.chunk_bytes // 64), self.chunk_bytes)
-        )
-        return LinkCalibration(small_h2d=small, large_h2d=large, small_d2h=small, large_d2h=large)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +80,7 @@ class Engine:
         policy = run_policy_of(options)
         self.loop = StepLoop(options, self.scheduler.line, self._planner, policy, self._now)
         self._reports = ReaderReports(brain.options.report_interval_s)
-        self._rng = random.Random(seed)
+        self._seed, self._rng = seed, random.Random(seed)
         self._group_sizes = [len(shape.layers_of(group)) for group in range(shape.num_groups)]
         self._step: _StepUnderWay | None = None
         self._last_batch: list[tuple[object, ...]] = []  # who was where in the newest step
@@ -150,6 +117,10 @@ class Engine:
 
     def _arrived(self, event: Arrived) -> None:
         request = live_request(event.request, self.scheduler.geometry)
+        if drafts := self.machine.drafts:
+            seed = f"{self._seed}-{request.request_id}"  # the same under every policy
+            request.is_right = drafts.right_ones(request.max_tokens, seed=seed)
+            request.num_drafts_per_step = drafts.num_drafts
         if self.scheduler.fits_alone(request):
             self.scheduler.add(request)
             self.loop.changed()
@@ -270,9 +241,10 @@ class Engine:
         self.h2d.set_rate(rate)
         self.d2h.set_rate(rate)
         layer_s = self.machine.costs.layer_s(load) * noise
+        drafting_s = self.machine.drafting_s(self.shape.num_layers * layer_s)
         work = StepWork(
             compute_s=[size * layer_s for size in self._group_sizes],
-            outside_s=self.machine.costs.outside_s(load) * noise + self._way_back_s(),
+            outside_s=self.machine.costs.outside_s(load) * noise + drafting_s + self._way_back_s(),
             staged=staged_of(turns, self.shape),
             num_reduces=[2 * size for size in self._group_sizes],
             reduce_bytes=self.machine.costs.reduce_bytes(load),
@@ -294,7 +266,7 @@ class Engine:
         return math.exp(self._rng.gauss(-frac * frac / 2.0, frac))
 
     def _end_step(self, now_s: float) -> list[Event]:
-        """Give each request its token; return which readers will have had enough, and when."""
+        """Give each request its tokens; return which readers will have had enough, and when."""
         step, self._step = self._step, None
         assert step is not None
         self._sum_up(step, now_s)
@@ -302,12 +274,11 @@ class Engine:
         for turn in step.turns:
             request = turn.request
             first = not request.generated_s
-            if request.step_ended(now_s):
+            if num_new := request.step_ended(now_s, turn.num_drafts):
                 if not first and turn.is_decode and not step.load.chunks:
                     request.decode_steps_s.append(now_s - step.start_s)
-                if request.num_output_tokens == request.spec.leaves_after:
-                    name, at_s = request.request_id, request.due_s[-1]
-                    leaving.append(ReaderLeft(time_s=at_s, request_id=name))
+                if (left_s := request.left_s(num_new)) is not None:
+                    leaving.append(ReaderLeft(time_s=left_s, request_id=request.request_id))
             self._save(turn, now_s)
         for request in [t.request for t in step.turns if t.request.is_finished]:
             self.scheduler.take_in_saves(request.kv)

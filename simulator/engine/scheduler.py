@@ -119,7 +119,7 @@ class Scheduler:
             if turn is None:
                 break  # those behind it wait, too
             turns.append(turn)
-            budget -= turn.num_tokens
+            budget -= turn.num_rows
         turns = [turn for turn in turns if turn.request in self.running]
         while budget > 0 and len(self.preempted) == num_preempted:
             if not self._admit(budget):
@@ -127,7 +127,7 @@ class Scheduler:
             turn = self._turn(self.running[-1], budget, now_s)
             assert turn is not None, "there is room for it"
             turns.append(turn)
-            budget -= turn.num_tokens
+            budget -= turn.num_rows
         for turn in turns:
             turn.request.computed(turn.num_tokens)
         return turns
@@ -209,10 +209,10 @@ class Scheduler:
             self.preempt(victim, now_s)
             if victim is request:
                 return None
-        rows, staged = request.kv.num_rows, request.kv.num_staged
+        rows, staged, filled = request.kv.num_rows, request.kv.num_staged, request.kv.num_tokens
         request.kv.grow(before + num_tokens)
         self.moves.refresh(request.kv)
-        self.fill(request, before, before + num_tokens)
+        self.fill(request, filled, before + num_tokens)
         if self._num_left_of_prompts is not None and request.num_left_tokens > 1:
             self._num_left_of_prompts -= num_tokens
         direct = request.kv.num_staged - staged if request.kv.num_rows > rows else 0
@@ -223,6 +223,7 @@ class Scheduler:
             num_staged=staged,
             num_direct=direct,
             num_recomputed=self.shape.block_size * self._num_recomputed.get(request.request_id, 0),
+            num_drafts=min(request.num_drafts, budget - num_tokens),
         )
 
     def _chunk(self, num_left: int, budget: int) -> int:
@@ -239,11 +240,14 @@ class Scheduler:
     def fits_alone(self, request: SimulatedRequest) -> bool:
         """Return whether an empty engine could bring a request to its end."""
         total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
-        num_side = side_blocks(self.geometry, num_tokens=total, num_new_tokens=total)
+        ahead = self.geometry.max_ahead_tokens
+        rows = total + ahead
+        num_side = side_blocks(self.geometry, num_tokens=rows, num_new_tokens=rows)
         num_blocks = self.pool.num_blocks - num_side
-        if num_request_blocks(self.geometry, RESIDENT, num_tokens=total) <= num_blocks:
+        resident = num_request_blocks(self.geometry, RESIDENT, num_tokens=total, num_ahead=ahead)
+        if resident <= num_blocks:
             return True
-        least = min_request_blocks(self.geometry, num_tokens=total)
+        least = min_request_blocks(self.geometry, num_tokens=total, num_ahead=ahead)
         least += 2 * self.geometry.num_groups  # an open block each, and one on its way to the host
         on_host = num_host_blocks(self.geometry, request) <= self.host.num_blocks
         return self.offloads and on_host and least <= num_blocks

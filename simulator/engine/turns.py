@@ -19,18 +19,25 @@ class Turn:
     num_staged: int  # blocks of each offloaded group that the step copies in
     num_direct: int  # blocks of each offloaded group that the step fills in a staging buffer
     num_recomputed: int = 0  # leading tokens whose KV the step computes anew
+    num_drafts: int = 0  # computed behind them, of which the right ones are kept
 
     @property
     def is_decode(self) -> bool:
         return self.num_tokens == 1
 
+    @property
+    def num_rows(self) -> int:
+        """Return what it takes of the step."""
+        return self.num_tokens + self.num_drafts
+
 
 def load_of(turns: Sequence[Turn]) -> StepLoad:
     """Return what a step computes."""
     decodes = [turn for turn in turns if turn.is_decode]
-    contexts = tuple(turn.num_before + 1 for turn in decodes)
+    contexts = tuple(turn.num_before + turn.num_rows for turn in decodes)
     return StepLoad(
         num_decodes=len(decodes),
+        num_drafts=sum(turn.num_drafts for turn in decodes),
         num_context_tokens=sum(contexts),
         contexts=contexts,
         chunks=tuple((t.num_tokens, t.num_before) for t in turns if not t.is_decode),

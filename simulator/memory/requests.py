@@ -1,5 +1,6 @@
 """A live request: progress and reader."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from services.control.requests.life import Hold
@@ -24,6 +25,9 @@ class SimulatedRequest:
     nothing: KVState  # its KV while it has none
     num_output_tokens: int = 0
     num_computed_tokens: int = 0
+    is_right: Sequence[bool] = ()  # which tokens of its answer are drafted right; (): none
+    num_drafts_per_step: int = 0  # that a step which brings it tokens leaves for its next one
+    num_drafts: int = 0  # that there are for the next one
     generated_s: list[float] = field(default_factory=list)
     due_s: list[float] = field(default_factory=list)  # of each token, at its reader
     num_told: int = 0  # tokens that the scheduler has heard to be at the reader
@@ -80,16 +84,33 @@ class SimulatedRequest:
         """Take in that the step under way computes so many tokens."""
         self.num_computed_tokens += num_tokens
 
-    def step_ended(self, now_s: float) -> bool:
-        """Take in a step it was part of; return whether it brought a token."""
+    def step_ended(self, now_s: float, num_drafts: int = 0) -> int:
+        """Take in a step it was part of; return how many tokens it brought.
+
+        Of `num_drafts` those before the first wrong one, and one more, as far as the answer goes.
+        """
         if self.num_left_tokens:
-            return False
-        self.num_output_tokens += 1
-        self.generated_s.append(now_s)
-        previous_s = self.due_s[-1] if self.due_s else None
-        self.due_s.append(next_due_s(previous_s, now_s, self.reader.interval_s))
+            return 0
+        before = self.num_output_tokens
+        drafted = self.is_right[before : before + num_drafts]
+        num_right = drafted.index(False) if False in drafted else len(drafted)
+        num_new = min(1 + num_right, self.max_tokens - before)
+        self.num_output_tokens += num_new
+        self.num_computed_tokens += num_new - 1
+        self.num_drafts = self.num_drafts_per_step
+        for _ in range(num_new):
+            self.generated_s.append(now_s)
+            previous_s = self.due_s[-1] if self.due_s else None
+            self.due_s.append(next_due_s(previous_s, now_s, self.reader.interval_s))
         self.reader.generated(self.num_output_tokens, now_s)
-        return True
+        return num_new
+
+    def left_s(self, num_new: int) -> float | None:
+        """Return when its reader leaves, if with one of the newest tokens; None: it stays."""
+        last = self.spec.leaves_after
+        if last is None or not 0 <= self.num_output_tokens - last < num_new:
+            return None
+        return self.due_s[last - 1]
 
     def note_pause(self, now_s: float) -> None:
         """Take in whether a pause has begun or ended since this was last called."""
@@ -103,6 +124,7 @@ class SimulatedRequest:
         self.note_pause(now_s)
         self.record.preempted()
         self.num_computed_tokens = 0
+        self.num_drafts = 0
         self.num_preemptions += 1
 
 

@@ -7,9 +7,12 @@ same drafts.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
+from cli.client.engine_view import summary_lines
+from cli.client.engine_watch import EngineState
 from lab.engine.step_runner import StepRunner, first_difference
 from lab.engine.workloads import (
     churn,
@@ -20,6 +23,9 @@ from lab.engine.workloads import (
     with_aborts,
 )
 from lab.known_drafts import KNOWN, known_drafts
+from services.control.measures.tokens_per_step import TokensPerStep
+from services.executor.convert import observation_to_proto
+from services.executor.observation import from_plain
 from tests.exact.cases import make_case, num_groups
 from tests.exact.drafts import answers_of, assert_exact, count_drafts, known_answers
 from tests.exact.evidence import assert_pool_is_whole, assert_tokens
@@ -97,6 +103,28 @@ def test_placements_that_change_at_any_step_leave_the_tokens_exact(
     assert 0 <= num_cut <= runner.case.speculative["num_speculative_tokens"] * len(workload)
     share = seen["accepted"] / seen["drafted"]  # what is right behind a wrong one is rejected, too
     assert share == right_frac if right_frac in (0.0, 1.0) else 0.1 < share < right_frac + 0.1
+
+
+@ONE_ENGINE
+def test_watch_shows_what_a_step_brings(
+    runner: StepRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[str] = []
+
+    def look(scheduler: Any, step: int) -> None:
+        update = observation_to_proto(from_plain(scheduler.observe()))
+        state = EngineState()
+        state.take(update, now_s=float(step))
+        shown.append(summary_lines(state)[0])
+
+    ledger = runner.scheduler.loop.ledger
+    monkeypatch.setattr(ledger, "tokens_per_step", TokensPerStep())
+    draft(monkeypatch, 1.0)
+    runner.run(mixed(num_groups(runner.case)), hook=look)
+
+    assert ", 1.00 tokens per request and step" in shown[0]
+    assert f", {ledger.tokens_per_step.mean:.2f} tokens per request and step" in shown[-1]
+    assert ledger.tokens_per_step.mean > 2.5  # of 4, where the drafter says as many as it is asked
 
 
 def test_the_guard_alone_keeps_requests_that_the_pool_does_not_hold(

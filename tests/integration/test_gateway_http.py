@@ -323,6 +323,31 @@ async def test_what_the_executor_refuses_is_a_status_not_an_event(
     assert ("retry-after" in response.headers) == (status in (429, 503))
 
 
+@pytest.mark.parametrize("asked", [{"min_p": 0.1}, {"logit_bias": {"300": 5.0}}])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_what_an_executor_that_drafts_cannot_do_is_a_400_that_names_the_field(
+    client, executor, path, asked
+) -> None:
+    (field,) = asked
+    reject = executor_pb2.Rejected(
+        code=executor_pb2.REJECT_CODE_INVALID_ARGUMENT,
+        field=field,
+        message=f"{field}: not with speculative decoding, which the model is served with",
+    )
+    executor.script_for = lambda submit: Script(
+        reject=reject if submit.sampling.min_p or submit.sampling.logit_bias else None
+    )
+    body = chat_body() if "chat" in path else {"model": MODEL, "prompt": "Hi"}
+
+    plain = await client.http.post(path, json=body)
+    refused = await client.http.post(path, json=body | asked)
+
+    assert plain.status_code == 200
+    assert refused.status_code == 400
+    assert error_of(refused)["param"] == field
+    assert "speculative decoding" in error_of(refused)["message"]
+
+
 async def test_an_unknown_model_is_a_404_without_asking_the_executor(client, executor) -> None:
     response = await client.http.post("/v1/chat/completions", json=chat_body(model="other"))
 

@@ -62,15 +62,18 @@ async def read_texts(response: httpx.Response) -> list[tuple[str, float]]:
     return got
 
 
-async def test_a_stated_rate_spaces_the_tokens(client, executor) -> None:
+@pytest.mark.parametrize("tokens_per_step", [1, 4])
+async def test_a_stated_rate_spaces_the_tokens(client, executor, tokens_per_step) -> None:
+    """Each by itself, however many come together, as with drafts."""
     interval_s, num_tokens = 0.1, 12
-    executor.script = Script(texts=["x"] * num_tokens)
+    executor.script = Script(texts=["x"] * num_tokens, tokens_per_step=tokens_per_step)
     body = stream_body(evenflow={"consumption_rate_tps": 1 / interval_s, "pace_tail": True})
 
     asked_s = asyncio.get_running_loop().time()
     async with client.http.stream("POST", "/v1/chat/completions", json=body) as response:
         got = await read_texts(response)
 
+    assert {text for text, _ in got} == {"x"}
     # All tokens are generated at once, and the k-th is due k intervals after the first.
     due_s = due_times_s([0.0] * num_tokens, interval_s)
     since_asked_s = [at_s - asked_s for _, at_s in got]

@@ -43,6 +43,7 @@ OBSERVED = pb.WatchRequestsResponse(
     num_host_blocks=11,
     num_free_host_blocks=12,
     link_bytes_per_s=13.0,
+    tokens_per_step=2.5,
     prefixes=[
         pb.ObservedPrefix(
             request_ids=["short"], num_tokens=14, residency=[pb.RESIDENCY_RESIDENT] * 2
@@ -91,7 +92,8 @@ async def test_an_engine_is_watched_only_while_somebody_looks(
         told = await anext(updates(response))
         assert executor.num_watchers == 1
         # Nothing is known before the first step.
-        assert (told["predicted_step_s"], told["link_bytes_per_s"]) == (None, None)
+        unset = ("predicted_step_s", "link_bytes_per_s", "tokens_per_step")
+        assert [told[name] for name in unset] == [None] * 3
 
     await until(lambda: executor.num_watchers == 0)
     assert executor.watched_at == [2.0]

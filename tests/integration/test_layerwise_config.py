@@ -280,9 +280,11 @@ def test_drafts_that_are_made_in_another_way_are_refused_by_name(
         monkeypatch.setattr(config, "speculative_config", drafting(method))
         check_supported(config)
 
-    monkeypatch.setattr(config, "speculative_config", drafting("medusa"))
-    with pytest.raises(ValueError, match=r"decoding by medusa, only by .*without --layerwise-kv"):
-        check_supported(config)
+    for method in ("medusa", "draft_model", "ngram_gpu", "dflash"):
+        monkeypatch.setattr(config, "speculative_config", drafting(method))
+        said = rf"decoding by {method}, only by .*without --layerwise-kv"
+        with pytest.raises(ValueError, match=said):
+            check_supported(config)
 
 
 def test_what_drafts_were_not_compared_with_is_refused(

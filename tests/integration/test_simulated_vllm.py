@@ -3,6 +3,7 @@
 Every step takes one second, so that both count steps.
 """
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,16 +19,20 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from lab.known_drafts import known_drafts
 from lab.models import exactness_model
 from services.executor.engine.config import make_config
 from services.executor.settings import ExecutorSettings
+from simulator.device.drafts import Drafts
 from simulator.engine.vllm import VllmOptions
 from simulator.workload import HASHED_TOKENS, ArrivingRequest
 from tests.vllm_traces import BLOCK_SIZE, TRACE, Engine, Seen, asked, drive, simulated, token_of
+
+NUM_DRAFTS = 3
 
 
 class Config:
@@ -37,17 +42,32 @@ class Config:
         self.vllm = config
 
 
-@pytest.fixture(scope="module")
-def config() -> Config:
-    directory = str(exactness_model())
-    settings = ExecutorSettings(model=directory, max_model_len=2_048, block_size=BLOCK_SIZE)
+def configured(*arguments: str) -> Config:
+    settings = ExecutorSettings(
+        model=str(exactness_model()),
+        max_model_len=2_048,
+        block_size=BLOCK_SIZE,
+        engine_args=list(arguments),
+    )
     return Config(make_config(settings))
 
 
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return configured()
+
+
+@pytest.fixture(scope="module")
+def drafting_config() -> Config:
+    drafts = known_drafts(num_drafts=NUM_DRAFTS)
+    return configured("--speculative-config", json.dumps(drafts))
+
+
 class Vllm:
-    """vLLM's scheduler, and a model that knows what comes next."""
+    """vLLM's scheduler, and a model that knows what comes next, as a drafter does at times."""
 
     def __init__(self, engine: Engine, config: Any) -> None:
+        self._drafts = engine.drafts
         given = config.scheduler_config
         given.watermark = engine.vllm.watermark
         given.scheduler_reserve_full_isl = engine.vllm.scheduler_reserve_full_isl
@@ -92,8 +112,9 @@ class Vllm:
         sampled = []
         for request_id in ids:
             given, live = self.live[request_id]
-            complete = live.num_computed_tokens == live.num_tokens
-            sampled.append([token_of(given, live.num_tokens)] if complete else [])
+            drafts = output.scheduled_spec_decode_tokens.get(request_id, [])
+            complete = live.num_computed_tokens == live.num_tokens + len(drafts)
+            sampled.append(self._accepted(given, live.num_tokens, drafts) if complete else [])
         self.scheduler.update_from_output(
             output,
             ModelRunnerOutput(
@@ -102,6 +123,7 @@ class Vllm:
                 sampled_token_ids=sampled,
             ),
         )
+        self._draft([one for one, new in zip(ids, sampled, strict=True) if new])
         for request_id, (_, live) in list(self.live.items()):
             if live.is_finished():
                 del self.live[request_id]
@@ -110,6 +132,32 @@ class Vllm:
                     num_preemptions=live.num_preemptions,
                     ended_s=end_s,
                 )
+
+    def _accepted(self, given: ArrivingRequest, start: int, drafts: Sequence[int]) -> list[int]:
+        """Return the tokens from a position on: the right drafts, and one more."""
+        right = [token_of(given, start + place) for place in range(len(drafts) + 1)]
+        pairs = enumerate(zip(drafts, right, strict=False))
+        num_right = next((n for n, (draft, token) in pairs if draft != token), len(drafts))
+        return right[: num_right + 1]
+
+    def _draft(self, request_ids: Sequence[str]) -> None:
+        """Draft what follows: by the simulator's draws right, or another token."""
+        if self._drafts is None:
+            return
+        drafts = []
+        for request_id in request_ids:
+            given, live = self.live[request_id]
+            num_asked = given.num_output_tokens
+            is_right = self._drafts.right_ones(num_asked, seed=f"0-{request_id}")
+            is_right += [False] * NUM_DRAFTS  # behind its end
+            first = live.num_output_tokens
+            drafts.append(
+                [
+                    token_of(given, live.num_tokens + place) + (not is_right[first + place])
+                    for place in range(NUM_DRAFTS)
+                ]
+            )
+        self.scheduler.update_draft_token_ids(DraftTokenIds(list(request_ids), drafts))
 
 
 def through_vllm(
@@ -146,6 +194,22 @@ def test_a_preempted_request_finds_its_own_blocks(config: Config) -> None:
     assert found["new"].num_cached_tokens == 0
     without = simulated(engine, [replace(trace[0], num_output_tokens=1), trace[1]])
     assert without["new"].num_preemptions == 0
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("num_blocks", [60, 400])
+def test_drafts_take_and_bring_what_vllms_do(
+    drafting_config: Config, acceptance: float, num_blocks: int
+) -> None:
+    drafts = Drafts(num_drafts=NUM_DRAFTS, acceptance=acceptance)
+    engine = Engine(num_blocks=num_blocks, max_num_batched_tokens=100, drafts=drafts)
+
+    found = simulated(engine, TRACE)
+
+    assert found == through_vllm(engine, TRACE, drafting_config)
+    last_s = max(one.ended_s for one in found.values())
+    without = simulated(replace(engine, drafts=None), TRACE)
+    assert (last_s < max(one.ended_s for one in without.values())) == (acceptance > 0.0)
 
 
 @st.composite

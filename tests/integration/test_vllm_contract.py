@@ -300,6 +300,7 @@ def test_requests_enter_and_leave_the_scheduler_where_we_watch(scheduler: type) 
         "kv_options",
         "adjust_placements",
         "predicted_step_s",
+        "tokens_per_step",
     ):
         assert not hasattr(scheduler, name)
         assert f"self.{name} " not in source(Scheduler.__init__)

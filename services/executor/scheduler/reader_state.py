@@ -14,6 +14,7 @@ from services.control.measures.step_clock import StepClock
 from services.control.requests.life import Hold
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import phase_of
+from services.control.step_loop import StepLoop
 from services.executor.blocks.holder import GroupKV
 from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.engine import engine_calls
@@ -47,6 +48,7 @@ NUM_GRAMMAR_THREADS = 4
 class ReaderStateMixin(VllmScheduler):
     """Over any of vLLM's schedulers: a `RequestRecord` per request, from arrival to end."""
 
+    loop: StepLoop | None = None  # decides between steps; None: nothing is decided
     predicted_step_s: float | None = None  # of the newest step, by whoever predicts it
     stall_s = 0.0  # of the newest step: layers waited for copies
     stalled_by = Cause.COPIES
@@ -259,6 +261,13 @@ class ReaderStateMixin(VllmScheduler):
         """Return what an `EngineObservation` says of the host's memory and the link to it."""
         return {}
 
+    @property
+    def tokens_per_step(self) -> float | None:
+        """Return how many tokens a step brings a request that decodes; None: nothing drafts."""
+        if self.loop is None or not self.num_spec_tokens:
+            return None
+        return self.loop.ledger.tokens_per_step.mean
+
     def observe(self) -> dict[str, Any]:
         """Return an `EngineObservation` as plain data."""
         now_s = time.monotonic()
@@ -276,6 +285,7 @@ class ReaderStateMixin(VllmScheduler):
                 num_free_pool_blocks=pool.get_num_free_blocks(),
                 num_cached_tokens=self.num_cached_tokens,
                 prefixes=tuple(map(_observe_trunk, self.trunks)),
+                tokens_per_step=self.tokens_per_step,
                 **self.host_use,
             )
         )

@@ -63,6 +63,8 @@ STEPS_PER_STATS = 32  # of the loop's counts
 class LayerwiseSchedulerMixin(ReaderStateMixin):
     """Owns the KV blocks of all requests, layer group by layer group."""
 
+    loop: StepLoop
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if multiprocessing.parent_process() is not None:

@@ -77,6 +77,7 @@ def engine_update(executor: str, model: str, update: pb.WatchRequestsResponse) -
     """
     has_prediction = update.HasField("predicted_step_s")
     has_link = update.HasField("link_bytes_per_s")
+    drafts = update.HasField("tokens_per_step")
     told: dict[str, Any] = {
         "executor": executor,
         "is_connected": True,
@@ -89,6 +90,7 @@ def engine_update(executor: str, model: str, update: pb.WatchRequestsResponse) -
         "num_host_blocks": update.num_host_blocks,
         "num_free_host_blocks": update.num_free_host_blocks,
         "link_bytes_per_s": update.link_bytes_per_s if has_link else None,
+        "tokens_per_step": update.tokens_per_step if drafts else None,
         "num_cached_tokens": update.num_cached_tokens,
         "requests": [_request(request) for request in update.requests],
         "prefixes": [

@@ -23,6 +23,7 @@ class ReadersAlike:
     num_prompt_tokens: int  # >= 1
     num_output_tokens: int  # >= 1
     rate_tps: float = READING_RATE_TPS  # > 0
+    tokens_per_step: float = 1.0  # that a decode step brings each, >= 1
 
     @property
     def num_tokens(self) -> int:
@@ -40,6 +41,7 @@ class ReadersAlike:
             max_tokens=self.num_output_tokens,
             num_host_tokens=0,
             rate_tps=self.rate_tps,
+            tokens_per_step=self.tokens_per_step,
             slack_s=0.0,
             arrival_age_s=0.0,
             run_age_s=0.0,
@@ -108,8 +110,10 @@ def reader_capacity(
         takes_turns = can_take_turns(snapshot, members)
         return Promise(snapshot).limit(members) if takes_turns else Limit.POOL
 
-    num_blocks = engine.num_groups * -(-(readers.num_tokens + 1) // engine.block_size)
-    num_blocks += side_blocks(engine.geometry, num_tokens=readers.num_tokens + 1, num_new_tokens=1)
+    ahead = 1 + engine.max_ahead_tokens
+    num_rows = readers.num_tokens + ahead
+    num_blocks = engine.num_groups * -(-num_rows // engine.block_size)
+    num_blocks += side_blocks(engine.geometry, num_tokens=num_rows, num_new_tokens=ahead)
     num_held = min(engine.max_num_seqs, engine.num_blocks // num_blocks)
     most, what = _most(limit)
     return ReaderCapacity(

@@ -1,11 +1,14 @@
 """Figures of the end-to-end benchmark, by hand."""
 
+import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from bench.e2e.deposit_picture import most_covered, picture
+from bench.e2e.drafting import with_drafts
 from bench.e2e.figures import (
     estimates,
     quantile,
@@ -15,7 +18,10 @@ from bench.e2e.figures import (
 )
 from bench.e2e.records import RequestRecord, RunKey, RunRecord, Sample, load, save
 from bench.e2e.report import plot, rows_of, tables
+from bench.e2e.systems import SYSTEMS
 from bench.e2e.trace import poisson_trace, stated_slos_s
+from lab import known_drafts
+from lab.known_drafts import KNOWN_ANSWERS, Known, save_answers
 
 
 def make_request(*generated_s: float, submitted_s: float = 0.0) -> RequestRecord:
@@ -236,3 +242,48 @@ def test_the_request_whose_deposit_covered_most_is_drawn() -> None:
 
     assert (run.key.seed, request) == (1, late)
     assert picture(request, run.slo_s).startswith("<svg")
+
+
+def test_runs_with_drafts_are_systems_of_their_own() -> None:
+    sums = {"controller_num_decodes": 20.0, "controller_num_decoded_tokens": 50.0}
+    plain = make_run(make_request(0.0, 0.1), sums=sums)
+    keys = [replace(plain.key, num_drafts=3, acceptance=share) for share in (0.8, None)]
+    runs = [plain, *(replace(plain, key=key) for key in keys)]
+
+    assert len({run.key.name for run in runs}) == 3
+    rows = {row["system"]: row for row in rows_of(runs)}
+    assert list(rows) == [
+        "orbitflow",
+        "orbitflow, 3 drafts (0.8 right)",
+        "orbitflow, 3 drafts (n-gram)",
+    ]
+    assert "tokens_per_step" not in rows["orbitflow"]
+    assert rows["orbitflow, 3 drafts (n-gram)"]["tokens_per_step"]["value"] == 2.5
+    assert "| 2.50 |" in tables(list(rows.values()), 0.16)
+
+
+def test_drafts_are_added_to_what_a_system_asks_of_vllm() -> None:
+    key = RunKey(system="vllm@0.02", seed=1, slo_scale=1.0, num_drafts=3)
+    arguments = [
+        json.loads(str(with_drafts(SYSTEMS[key.system], one)["ENGINE_ARGS"]))
+        for one in (replace(key, num_drafts=0), key, replace(key, acceptance=0.5))
+    ]
+    plain, ngram, known = arguments
+
+    assert plain == ["--watermark", "0.02"]
+    assert [one[:3] for one in (ngram, known)] == [[*plain, "--speculative-config"]] * 2
+    methods = [json.loads(one[3])["method"] for one in (ngram, known)]
+    assert methods == ["ngram", "custom_class"]
+
+
+def test_a_drafter_in_a_process_of_its_own_reads_the_answers(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "answers.json"
+    save_answers(path, [([1, 2], [3, 4, 5])])
+    given = json.dumps({"path": str(path), "right_frac": 1.0})
+    monkeypatch.setenv(KNOWN_ANSWERS, given)
+    monkeypatch.setattr(known_drafts, "KNOWN", Known())
+    known_drafts.KnownDrafter(SimpleNamespace(num_speculative_tokens=2))
+
+    drafts = [known_drafts.KNOWN.draft((1, 2, 3), 2) for _ in range(2)]
+    assert drafts == [[4, 5]] * 2
+    assert known_drafts.KNOWN.draft((2, 1), 2) == []

@@ -356,6 +356,7 @@ def test_an_observation_keeps_every_field() -> None:
         num_host_blocks=12,
         num_free_host_blocks=13,
         link_bytes_per_s=14.0,
+        tokens_per_step=2.5,
         prefixes=(PrefixObservation(request_ids=("a",), num_tokens=11, residency="O"),),
     )
 
@@ -393,6 +394,7 @@ def test_an_observation_keeps_every_field() -> None:
         num_host_blocks=12,
         num_free_host_blocks=13,
         link_bytes_per_s=14.0,
+        tokens_per_step=2.5,
         prefixes=[
             pb.ObservedPrefix(request_ids=["a"], num_tokens=11, residency=[pb.RESIDENCY_OFFLOADED])
         ],

@@ -38,6 +38,7 @@ def test_an_observation_survives_the_way_between_processes() -> None:
         num_pool_blocks=9,
         num_free_pool_blocks=3,
         num_cached_tokens=16,
+        tokens_per_step=2.5,
         prefixes=(PrefixObservation(request_ids=("a", "b"), num_tokens=8, residency="RO"),),
     )
 

@@ -163,19 +163,22 @@ def test_a_model_with_windows_is_sized_and_simulated(tmp_path) -> None:
     path = tmp_path / "size.json"
     size = call(
         "size", *small, "--context", "400", "--answer", "40", "--policy", "vllm", "--policy",
-        "evenflow", "--max-readers", "4", "--tokens-per-step", "1.5", "--json", str(path),
+        "evenflow", "--max-readers", "4", "--drafts", "1", "--acceptance", "0.5", "--json",
+        str(path),
     )  # fmt: skip
     simulated = call(
         "simulate", *small, "--policy", "vllm", "--policy", "orbitflow", "--lengths", "alpaca",
-        "--rate", "1", "--num-requests", "6", "--jobs", "1",
+        "--rate", "1", "--num-requests", "6", "--jobs", "1", "--drafts", "2", "--acceptance", "0.8",
+        "--draft-frac", "0",
     )  # fmt: skip
 
     assert size.exit_code == 0, size.output
     assert "12 with a window of 128 tokens" in size.output
-    assert "1.5 tokens per step" in size.output
+    assert "1.50 tokens per step" in size.output
     assert json.loads(path.read_text())["deployment"]["model"]["layers"][1]["num"] == 12
     assert simulated.exit_code == 0, simulated.output
     assert "guess: each token's experts" in simulated.output
+    assert "2.44 tokens per step; drafting takes 0%" in simulated.output
 
 
 WRONG = [
@@ -183,6 +186,7 @@ WRONG = [
     (["--model", "llama-3-8b", "--device", "h1000"], "--device-file takes another"),
     (["--model", "llama-3-8b", "--device-file", "nowhere.toml"], "describes no device"),
     (["--model", "llama-3-8b"], "give --model and --device or --device-file"),
+    (["--model", "llama-3-8b", "--device", "h100", "--drafts", "3"], "and --acceptance"),
 ]
 
 
@@ -193,3 +197,10 @@ def test_what_is_not_found_is_said_in_a_sentence() -> None:
 
         assert result.exit_code == 2
         assert said in output
+
+
+def test_a_measured_engine_drafts_as_it_did() -> None:
+    result = call("simulate", "--measured", "log", "--drafts", "3", "--acceptance", "1")
+
+    assert result.exit_code == 2
+    assert "not with --drafts" in result.output

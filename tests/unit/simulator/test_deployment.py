@@ -9,6 +9,7 @@ from simulator.comparison.sizing import Readers, room_for
 from simulator.compose import check
 from simulator.deployment import Deployment
 from simulator.description import describe, full_link_ratio
+from simulator.device.drafts import Drafts
 from simulator.device.hardware import assumptions, device, model
 from simulator.memory.room import pool_tokens
 from simulator.models.reading import read_model
@@ -22,6 +23,7 @@ from tests.model_configs import (
     Config,
 )
 
+THREE = Drafts(num_drafts=3, acceptance=0.75, cost_frac=0.05)  # 2.73 tokens per step
 GEMMA_4_HEADS = {
     "num_key_value_heads": 16,
     "head_dim": 256,
@@ -117,7 +119,7 @@ def test_lambda_is_that_of_a_full_pool() -> None:
 
 
 def test_what_is_read_and_what_is_guessed_is_said() -> None:
-    lines = describe(make(GPT_OSS_20B, tokens_per_step=2.5), request_tokens=4_096)
+    lines = describe(make(GPT_OSS_20B, drafts=THREE), request_tokens=4_096)
     said = "\n".join(f"{word} {sentence}" for word, sentence in lines)
 
     assert "20.91 G parameters, 3.6 G of them for a token, 13.7 GB of weights" in said
@@ -126,7 +128,7 @@ def test_what_is_read_and_what_is_guessed_is_said() -> None:
     assert "lambda" in said
     guesses = [sentence for word, sentence in lines if word == "guess"]
     assert any("drawn evenly" in one for one in guesses)
-    assert any("2.5 tokens per step" in one for one in guesses)
+    assert any("2.73 tokens per step" in one for one in guesses)
 
 
 def test_fp8_on_a_device_without_it_is_said() -> None:
@@ -140,10 +142,22 @@ def test_fp8_on_a_device_without_it_is_said() -> None:
     assert any("no FP8" in one for _, one in describe(bare, request_tokens=4_096))
 
 
-def test_two_tokens_a_step_are_nearly_twice_as_fast() -> None:
-    plain, drafted = (make(GPT_OSS_20B, tokens_per_step=number) for number in (1.0, 2.0))
+def test_what_drafts_bring_is_less_what_they_take() -> None:
+    plain, drafted = (make(GPT_OSS_20B, drafts=drafts) for drafts in (None, THREE))
 
-    assert 1.3 < plain.base_tbt_s() / drafted.base_tbt_s() < 2.0
+    assert THREE.tokens_per_step == pytest.approx(1 + 0.75 + 0.75**2 + 0.75**3)
+    assert 1.3 < plain.base_tbt_s() / drafted.base_tbt_s() < THREE.tokens_per_step
+
+
+def test_readers_of_what_is_drafted_are_more() -> None:
+    # Turns are limited by time: a reader takes a part of it that the tokens of a step divide.
+    few, more = (
+        room_for(make(LLAMA_3_8B, drafts=drafts), Readers(num_prompt_tokens=7_168))
+        for drafts in (None, THREE)
+    )
+
+    assert few.num_held >= more.num_held  # drafts have room, too
+    assert more.num_sustained > 1.5 * few.num_sustained
 
 
 @pytest.mark.parametrize(

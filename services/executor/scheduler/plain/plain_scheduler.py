@@ -54,7 +54,6 @@ class PlainSchedulerMixin(ReaderStateMixin):
     after the other is preempted, and computed again once its reader goes on.
     """
 
-    loop: StepLoop | None = None  # asks the run policy
     _others_wait = False  # after the step before, for lack of room
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

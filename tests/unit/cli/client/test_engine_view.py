@@ -158,3 +158,14 @@ def test_a_spark_line_reaches_from_zero_to_the_largest() -> None:
     assert spark_line([0.0, 1.0, 2.0, 4.0], "01234") == "0124"
     assert spark_line([], "01234") == ""
     assert spark_line([0.0], "01234") == "0"
+
+
+def test_what_a_step_brings_is_shown_where_something_drafts() -> None:
+    drafting = pb.WatchRequestsResponse()
+    drafting.CopyFrom(RECORDED)
+    drafting.tokens_per_step = 2.456
+    state = EngineState()
+    state.take(drafting, now_s=0.0)
+
+    assert "34.1 ms predicted, 2.46 tokens per request and step" in drawn(state)
+    assert "34.1 ms), 2.46 tokens per request and step, pool" in summary_lines(state)[0]

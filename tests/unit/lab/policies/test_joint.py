@@ -45,6 +45,16 @@ def test_a_set_is_rated_by_what_its_readers_get_and_the_others_lack() -> None:
     assert rating.generated([a, b]) == pytest.approx(2 / 0.022)
 
 
+def test_a_set_is_rated_by_the_tokens_that_its_steps_bring() -> None:
+    # Steps of 22 ms as above bring b 2.5 tokens each; a has no use for more than 20.
+    a, b = runs("a", 100, rate_tps=5.0, slack_s=1.0), runs("b", 100)
+    drafted = [replace(one, tokens_per_step=2.5) for one in (a, b)]
+    rating = Rating(make_snapshot(*drafted))
+
+    assert rating.usable(drafted) == pytest.approx((20.0 + 2.5 * 5.0 / 0.022) / 5.0)
+    assert rating.generated(drafted) == pytest.approx(2 * 2.5 / 0.022)
+
+
 # -- laws ------------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from simulator.device.costs import LinearCosts, Roofline, StepLoad
 from simulator.device.hardware import Device, assumptions
-from simulator.device.speculation import Speculation, SpeculativeCosts
 from simulator.models.types import Attention, Experts, Layers, ReadModel, Weights
 
 # 1 byte/s and 10 FLOP/s are reached; nothing else takes time.
@@ -121,35 +120,19 @@ def test_products_in_fp8_run_at_its_rate_where_a_device_has_one() -> None:
     )
 
 
-def test_a_step_that_verifies_is_shared_by_the_tokens_that_it_brings() -> None:
-    # 4 rows for one, and two tokens: (1 + 4 * 0.5) / 2; a chunk of 6 adds its 6 * 0.5.
-    costs = LinearCosts(layer_base_s=1.0, per_token_s=0.5, outside_step_s=3.0)
-    given = Speculation(tokens_per_step=2.0, num_drafted=3)
-    alone = StepLoad(num_decodes=1)
-    beside = replace(alone, chunks=((6, 0),))
-    spread = SpeculativeCosts(costs=costs, speculation=given)
+def test_drafts_are_computed_like_other_tokens() -> None:
+    # One request and 3 drafts: 4 rows; a chunk of 6 adds its 6.
+    costs = LinearCosts(layer_base_s=1.0, per_token_s=0.5)
+    verifying = StepLoad(num_decodes=1, num_drafts=3)
 
-    assert spread.layer_s(alone) == pytest.approx(1.5)
-    assert spread.layer_s(beside) == pytest.approx(1.5 + 3.0)
-    assert spread.outside_s(alone) == pytest.approx(1.5)
-    prompt = replace(beside, num_decodes=0)
-    assert spread.layer_s(prompt) == costs.layer_s(prompt)
+    assert costs.layer_s(verifying) == pytest.approx(1.0 + 4 * 0.5)
+    assert costs.layer_s(replace(verifying, chunks=((6, 0),))) == pytest.approx(1.0 + 10 * 0.5)
 
 
-def test_drafting_takes_its_share() -> None:
-    costs = LinearCosts(layer_base_s=1.0)
-    given = Speculation.of(2.5, draft_frac=0.1)
+def test_what_verifies_reads_each_requests_kv_once_and_attends_with_each_draft() -> None:
+    load = StepLoad(num_decodes=2, num_context_tokens=24, contexts=(4, 20))
+    verifying = replace(load, num_drafts=6)
 
-    assert given.num_drafted == 3
-    one = SpeculativeCosts(costs=costs, speculation=given).layer_s(StepLoad(num_decodes=1))
-    assert one == pytest.approx(1.1 / 2.5)
-
-
-def test_what_verifies_reads_each_requests_kv_once() -> None:
-    given = Speculation(tokens_per_step=1.0, num_drafted=2)
-    roofline = make_roofline(FULL, WINDOW)
-    load = StepLoad(num_decodes=2, num_context_tokens=20)
-
-    assert SpeculativeCosts(costs=roofline, speculation=given).layer_s(load) == pytest.approx(
-        roofline.layer_s(load)
-    )
+    for window, num_read in ((0, 24), (8, 12)):
+        assert verifying.num_read_tokens(window) == load.num_read_tokens(window) == num_read
+        assert verifying.num_decode_pairs(window) == 4 * load.num_decode_pairs(window)

@@ -24,8 +24,9 @@ from services.placement.types import (
 from simulator.compose import make_engine
 from simulator.device.costs import LinearCosts
 from simulator.device.step import CopyCosts
-from simulator.engine.engine import Brain, Engine, Machine
+from simulator.engine.engine import Brain, Engine
 from simulator.engine.events import Event
+from simulator.engine.machine import Machine
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
 from simulator.engine.scheduler import Scheduler, Turn

@@ -11,7 +11,8 @@ from services.placement.run.types import RunDecision, RunSnapshot
 from services.placement.types import EngineShape, RequestId
 from simulator.compose import make_engine
 from simulator.device.costs import LinearCosts
-from simulator.engine.engine import Engine, Machine
+from simulator.engine.engine import Engine
+from simulator.engine.machine import Machine
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.simulation import simulate
 from simulator.engine.turns import Turn

@@ -13,7 +13,7 @@ from simulator.compose import make_engine, run_policy
 from simulator.deployment import Deployment
 from simulator.device.costs import LinearCosts, Roofline, StepLoad
 from simulator.device.hardware import assumptions, device, model
-from simulator.engine.engine import Machine
+from simulator.engine.machine import Machine
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
 from simulator.engine.simulation import simulate

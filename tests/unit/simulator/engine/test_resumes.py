@@ -8,7 +8,8 @@ from lab.policies.presets import full_name
 from services.placement.types import EngineShape, RequestId
 from simulator.compose import make_engine
 from simulator.device.costs import LinearCosts
-from simulator.engine.engine import Engine, Machine
+from simulator.engine.engine import Engine
+from simulator.engine.machine import Machine
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
 from simulator.engine.scheduler import Turn

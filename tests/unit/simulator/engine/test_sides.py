@@ -12,8 +12,9 @@ from services.placement.run.resume import ResumeWay
 from services.placement.types import EngineShape, PolicyParameters, RequestId
 from simulator.compose import make_engine
 from simulator.device.costs import LinearCosts
-from simulator.engine.engine import Engine, Machine
+from simulator.engine.engine import Engine
 from simulator.engine.events import Event
+from simulator.engine.machine import Machine
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
 from simulator.engine.scheduler import Scheduler, Turn
