@@ -7,10 +7,10 @@ All but the memory store may raise StoreUnavailableError.
 from collections.abc import Sequence
 from typing import Protocol
 
+from services.reporting.load import ExecutorLoad
 from services.tracker.types import (
     DeliveredProgress,
     ExecutorId,
-    ExecutorLoad,
     ExecutorOffer,
     ExecutorWriter,
     GatewayWriter,

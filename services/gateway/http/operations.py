@@ -286,6 +286,32 @@ INDEX: openai.Index = {
     "docs": "/docs",
 }
 _UPDATE = {"executor": "executor-0:50051", "is_connected": False}
+_EXECUTOR = {
+    "executor_id": "executor-0",
+    "address": "executor-0:50051",
+    "model": "some-model",
+    "lease_ttl_s": 4.2,
+    "load": {
+        "num_running_reqs": 1,
+        "num_newcomers": 0,
+        "num_newcomer_tokens": 0,
+        "prefill_tps": 4200.0,
+        "kv_unavailable_frac": 0.1,
+        "deposit_s": 3.5,
+        "reading_load_frac": 0.2,
+    },
+    "requests": [
+        {
+            "request_id": _ID,
+            "gateway_id": "gateway-0",
+            "state": "decoding",
+            "num_prompt_tokens": 12,
+            "num_generated_tokens": 40,
+            "num_delivered_tokens": 21,
+            "num_deposited_tokens": 19,
+        }
+    ],
+}
 _UPDATE_RATE = {
     "type": "number",
     "exclusiveMinimum": 0,
@@ -363,6 +389,11 @@ GETS: Mapping[str, Operation] = MappingProxyType(
             events=b"data: %b\n\n" % json.dumps(_UPDATE).encode(),
             parameters=[_stated("max_updates_per_s", "query", _UPDATE_RATE)],
             faults=(*_WITH_KEYS, 429),
+        ),
+        "/v1/evenflow/fleet": Operation(
+            summary="Show fleet",
+            answer=openai.Fleet,
+            told={"executors": [_EXECUTOR]},
         ),
         "/metrics": Operation(summary="Metrics", told="evenflow_gateway_live_requests 3.0\n"),
     }
