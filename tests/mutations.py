@@ -1017,7 +1017,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an older sender overwrites a newer one",
-        "services/tracker/memory_store.py",
+        "lab/memory_tracker_store.py",
         "if stored is not None and stored.offer.epoch > writer.epoch:",
         "if False:",
         ("tests/contract/test_tracker_store.py",),

@@ -1,4 +1,4 @@
-"""Where requests and leases are recorded. `MemoryTrackerStore` is the reference; Redis must match.
+"""Where requests and leases are recorded. Redis does it; `lab.memory_tracker_store` says how.
 
 Every method is atomic per executor, and idempotent: senders repeat what got no answer.
 All but the memory store may raise StoreUnavailableError.

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator
 import pytest
 import redis.asyncio
 
+from lab.memory_tracker_store import MemoryTrackerStore
 from lab.stack.redis_server import RedisServer
 from services.generation.lifecycle import EDGES, REACHABLE, RequestStatus
 from services.pacing.types import ServiceLevel
 from services.reporting.load import ExecutorLoad
 from services.tracker.errors import LeaseExpiredError, StaleEpochError
-from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.redis.store import RedisTrackerStore
 from services.tracker.store import TrackerStore
 from services.tracker.types import (

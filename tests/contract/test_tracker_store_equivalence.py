@@ -9,12 +9,12 @@ import redis.asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lab.memory_tracker_store import MemoryTrackerStore
 from lab.stack.redis_server import RedisServer
 from services.generation.lifecycle import RequestStatus
 from services.kit.errors import ServiceError
 from services.pacing.types import ServiceLevel
 from services.reporting.load import ExecutorLoad
-from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.redis.store import RedisTrackerStore
 from services.tracker.store import TrackerStore
 from services.tracker.types import (

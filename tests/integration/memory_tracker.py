@@ -4,11 +4,11 @@ import asyncio
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from lab.memory_tracker_store import MemoryTrackerStore
 from lab.stack.ports import free_port
 from services.kit.clock import wall_s
 from services.kit.rpc import name_of_request
 from services.kit.server import ServiceServer
-from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
 from tests.fake_executor import EVENT_TIMEOUT_S
@@ -41,6 +41,10 @@ class Tracker:
         request = pb.SnapshotRequest(executor_id="executor-0")
         answer = await self._servicer.Snapshot(request, None)
         return [(name_of_request(record.request_id), record) for record in answer.requests]
+
+    async def has_only(self, state: "pb.RequestState.ValueType") -> bool:
+        """Say whether one request is recorded, in that state."""
+        return [record.state for _, record in await self.records()] == [state]
 
     async def until_delivered(self, request_id: str, num_tokens: int) -> pb.RequestRecord:
         async with asyncio.timeout(EVENT_TIMEOUT_S):

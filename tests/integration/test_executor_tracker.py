@@ -9,6 +9,7 @@ from grpc import aio
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from lab.memory_tracker_store import MemoryTrackerStore
 from lab.stack.ports import free_port
 from services.executor.serving import tracker_client
 from services.executor.serving.tracker_client import TrackerClient
@@ -17,7 +18,6 @@ from services.kit.errors import ConflictError
 from services.kit.rpc import Context, make_channel
 from services.kit.server import ServiceServer
 from services.reporting.load import ExecutorLoad
-from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
 

@@ -121,7 +121,7 @@ async def test_the_fleet_is_shown_with_its_requests_and_buffers(client, tracker)
         assert await ask(client, 1) == [200]
         ended = executor.submits.pop().request_id
         lease.note(ended, generation=1, num_generated=3, status=RequestStatus.FINISHED)
-        while [one.state for _, one in await tracker.records()] != [pb.REQUEST_STATE_FINISHED]:
+        while not await tracker.has_only(pb.REQUEST_STATE_FINISHED):  # noqa: ASYNC110
             await asyncio.sleep(0.02)
         executor.script.ending.clear()
         body = stream_body(evenflow={"slo_tbt_ms": 3_600_000})

@@ -12,8 +12,8 @@ from evenflow.executor.v1.executor_pb2 import Load
 from evenflow.gateway.v1 import generation_pb2
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from lab.memory_tracker_store import MemoryTrackerStore
 from services.kit.server import ServiceServer
-from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
 
