@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from cli.client.endpoint import RefusedError, endpoint_at
+from cli.client.fleet import read_fleet
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
 from services.executor.serving.tracker_client import TrackerClient
@@ -143,10 +145,12 @@ async def test_the_fleet_is_shown_with_its_requests_and_buffers(client, tracker)
 
         while not await has_deposit():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+        by_command = await asyncio.to_thread(read_fleet, endpoint_at(client.base_url))
         executor.script.ending.set()
         client.gateway.dispatcher.fail_all()
         await stream
 
+    assert [one["requests"] for one in by_command] == [one["requests"] for one in shown]
     (entry,) = shown
     assert 0 < entry.pop("lease_ttl_s") <= 60
     assert entry == {
@@ -179,6 +183,8 @@ async def test_the_fleet_is_shown_with_its_requests_and_buffers(client, tracker)
 async def test_without_a_tracker_no_fleet_is_shown(executor) -> None:
     async with gateway_for(executor) as client:
         answer = await client.http.get(FLEET)
+        with pytest.raises(RefusedError, match="has no tracker"):
+            await asyncio.to_thread(read_fleet, endpoint_at(client.base_url))
 
     assert answer.status_code == 503
     assert "has no tracker" in answer.json()["error"]["message"]
