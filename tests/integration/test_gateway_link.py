@@ -18,7 +18,7 @@ from services.gateway.settings import MAX_EDGE_MESSAGE_BYTES
 from services.kit.transport import PLAIN
 from services.reporting.load import ExecutorLoad
 from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor, Script, Session
-from tests.gateways import Client, chat_body, gateway_for, stream_body, until
+from tests.gateways import Client, chat_body, gateway_for, started, stream_body, until
 
 STOPPED = pb.Ending(finish_reason=gen.FINISH_REASON_STOP)
 
@@ -300,6 +300,22 @@ async def test_the_turns_of_a_conversation_go_to_one_executor_that_caches_prefix
     )
     assert not set(first) & set(second)
     assert sorted(first + second) == sorted(["a0", "b0", "c0", "d0", "e0"] * 3)
+
+
+async def test_a_session_has_a_home_whatever_its_requests_begin_with() -> None:
+    executors = [FakeExecutor(executor_id=f"executor-{k}", caches_prefixes=True) for k in range(2)]
+    async with started(*executors), gateway_for(*executors) as client:
+        await until(lambda: all(executor.session for executor in executors))
+        await client.wait_ready()
+        for text in "abc":
+            for session in ("s1", "s2", "s3", "s4"):
+                headers = {"x-session-id": session}
+                body = chat_body(messages=[{"role": "user", "content": f"{text} {session}"}])
+                await client.http.post("/v1/chat/completions", json=body, headers=headers)
+    asked = [[one.chat.messages[0].content[2:] for one in e.submits] for e in executors]
+
+    assert not set(asked[0]) & set(asked[1])
+    assert all(asked)
 
 
 async def test_a_silent_executor_passes_the_request_to_the_next() -> None:
