@@ -41,7 +41,7 @@ from services.gateway.openai.responses import (
     ChatForm,
     model_entry,
 )
-from services.gateway.openai.sampled import HEADERS_BY_BOUND, PaceBody
+from services.gateway.openai.sampled import HEADERS_BY_BOUND, SESSION_HEADER, PaceBody
 from services.gateway.responses_api import schemas as responses_api
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
@@ -142,14 +142,15 @@ _REQUEST_ID = {"type": "string", "pattern": f"^[A-Za-z0-9_.:-]{{1,{MAX_PARENT_ID
 
 
 def _service_level() -> list[dict[str, Any]]:
-    """Describe the headers that state a service level."""
+    """Describe the headers that state a service level, and a session."""
     slo = {"type": "number", "minimum": MIN_SLO_S * 1e3, "maximum": MAX_SLO_S * 1e3}
     rate = {"type": "number", "minimum": MIN_RATE_TPS, "maximum": MAX_RATE_TPS}
-    return [
+    bounds = [
         _stated(name, "header", slo if bound.endswith("_ms") else rate)
         for bound, names in HEADERS_BY_BOUND.items()
         for name in names
     ]
+    return [*bounds, _stated(SESSION_HEADER, "header", {"type": "string"})]
 
 
 def _fault(status: int, path: str) -> dict[str, Any]:
