@@ -34,7 +34,7 @@ class Fleet:
         """`stated` are addresses that are always there. `changed` is called when links have come or
         gone.
         """
-        self._stated = frozenset(map(Place, stated))
+        self._stated = tuple(map(Place, stated))
         self._found: dict[Source, Collection[Place]] = dict.fromkeys(sources, ())
         self._told: dict[Source, str] = {}  # what was logged last of each source
         self._make_link, self._changed = make_link, changed
