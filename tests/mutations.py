@@ -78,6 +78,13 @@ MUTATIONS = (
         ("tests/integration/test_executor_nodes.py",),
     ),
     Mutation(
+        "a Redis Cluster is taken for one server",
+        "services/kit/redis_url.py",
+        "int(found[1]) < 2",
+        "int(found[1]) < 9",
+        ("tests/integration/test_redis_cluster.py", "-k", "masters"),
+    ),
+    Mutation(
         "a rank takes its share of all nodes' memory from one",
         "services/executor/sizing.py",
         "/ config.parallel_config.local_world_size",

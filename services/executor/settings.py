@@ -36,6 +36,8 @@ NO_PLANNING = "vllm"
 DEFAULT_POLICY = "evenflow"
 UNPIN_BYTES_PER_S = 5e9  # at least: a process that is killed before it hangs in the kernel
 WORKER_SHUTDOWN_S = 5  # as in vLLM: for an orderly end that has nothing to unpin
+# The same of an engine over several nodes: where one is lost, ranks wait and do not end orderly.
+NODE_SHUTDOWN_S = 1
 
 
 # How vLLM's command line starts an engine on several nodes, and what does so here.
@@ -254,7 +256,8 @@ def prepare_engine_environment(settings: ExecutorSettings) -> None:
     # A fork would copy the threads' locks of the gRPC server that already runs.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     # So long its processes wait for each other's end before they kill.
-    shutdown_s = WORKER_SHUTDOWN_S + math.floor(settings.unpin_s)
+    orderly_s = WORKER_SHUTDOWN_S if settings.nodes == 1 else NODE_SHUTDOWN_S
+    shutdown_s = orderly_s + math.floor(settings.unpin_s)
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(shutdown_s))
     os.environ.setdefault("OTEL_SERVICE_NAME", "evenflow-engine")  # on the engine's own spans
 

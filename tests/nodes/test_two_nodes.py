@@ -52,6 +52,7 @@ def engine(parallel: dict[str, Any], *, layerwise: bool) -> dict[str, Any]:
         "MAX_NUM_SEQS": 16,
         "ENABLE_PREFIX_CACHING": True,
         "PLANNER_ADDRESS": "",
+        "POLICY": "evenflow",
     }
     if layerwise:
         case = make_case(pipeline_parallel_size=parallel.get("PIPELINE_PARALLEL_SIZE", 1))
@@ -216,6 +217,18 @@ async def test_a_group_is_back_after_a_follower_has_died_and_drains_when_asked(
     tokens = reference("float32")["mixed"].tokens
     assert {n: answer.ids for n, answer in answers.items()} == {n: tokens[n] for n in answers}
     assert codes == [0, 0]
+
+
+async def test_a_leader_names_the_node_that_does_not_come_and_gives_up(tmp_path: Path) -> None:
+    group = Group(tmp_path, NODES_TIMEOUT_S=1, **engine(TENSOR, layerwise=False))
+    group.leader.start()
+    try:
+        code = await asyncio.to_thread(group.leader.process.wait, EXIT_TIMEOUT_S)
+    finally:
+        group.leader.kill()
+    assert code == LOST_EXIT_CODE
+    assert '"missing": [1]' in group.leader.log_tail()
+    assert "no word of nodes [1] within 1 s" in group.leader.log_tail()
 
 
 async def test_nodes_that_differ_both_say_in_what_and_end(tmp_path: Path) -> None:

@@ -200,6 +200,13 @@ def test_a_node_unpins_the_host_memory_of_its_own_ranks() -> None:
     assert (one.unpin_s, one.model_copy(update={"nodes": 2}).unpin_s) == (4.0, 2.0)
 
 
+def test_ranks_of_several_nodes_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    prepare_engine_environment(ExecutorSettings(model="m", **NODES))  # type: ignore[arg-type]
+
+    assert os.environ["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"] == "1"
+
+
 def test_ranks_are_reached_where_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "environ", {"VLLM_HOST_IP": "192.0.2.9"})
 
