@@ -201,7 +201,7 @@ nightly: setup ## what `make test` draws from or leaves out, at length
 	$(MAKE) fuzz
 	$(MAKE) soak
 	$(MAKE) test-faults
-	$(MAKE) test-nodes
+	EVENFLOW_TEST_END_S=10 $(MAKE) test-nodes
 	$(MAKE) test-timing
 
 pictures: setup ## the README's pictures of the page, taken in Chromium
