@@ -194,7 +194,9 @@ class ExecutorSettings(ServiceSettings):
     @classmethod
     def _check_backend(cls, backend: str | None) -> str | None:
         if backend == "ray":
-            raise ValueError(f'"ray" is in no image of Evenflow: for several nodes {NODE_SETTINGS}')
+            raise ValueError(
+                f'"ray" is in no image of Evenflow: for several nodes set {NODE_SETTINGS}'
+            )
         return backend
 
     @property
