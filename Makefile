@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types ui pictures test-ui models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-chaos test-chart chart-golden test-exact test-layerwise test-engines test-drawn test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
+.PHONY: help lock setup proto lint types ui pictures test-ui models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-chaos test-nodes test-chart chart-golden test-exact test-layerwise test-engines test-drawn test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -122,6 +122,9 @@ test-executors: $(STACK_NEEDS) ## executors in processes of their own
 test-chaos: $(STACK_NEEDS) ## whatever dies, hangs, ends and is cut off at random, under many requests
 	$(PYTEST) $(JUNIT)/chaos.xml -s tests/chaos
 
+test-nodes: $(EXACT_NEEDS) ## engines over two network namespaces (root; 15 minutes): tokens are those of one process, nodes end with each other
+	$(PYTEST) $(JUNIT)/nodes.xml -s tests/nodes
+
 test-chart: $(if $(PREPARED),,setup chart-tools) ## the Helm chart: rendered, held against Kubernetes' schemas and the services' settings
 	$(PYTEST) $(JUNIT)/chart.xml tests/chart
 
@@ -207,6 +210,7 @@ nightly: setup ## what `make test` draws from or leaves out, at length
 	$(MAKE) fuzz
 	$(MAKE) soak
 	$(MAKE) test-faults
+	EVENFLOW_TEST_END_S=10 $(MAKE) test-nodes
 	$(MAKE) test-timing
 
 pictures: setup ## the README's pictures of the page, taken in Chromium

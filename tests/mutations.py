@@ -35,6 +35,7 @@ DRAFTS_OF_A_HEAD = ("tests/exact/test_drafts_with_kv.py", "-k", "asynchronous")
 COMING_BACK = ("tests/integration/test_gateway_coming_back.py",)
 DISCOVERY = ("tests/integration/test_gateway_discovery.py",)
 GAUGES = ("tests/integration/test_gateway_gauges.py",)
+NODES = ("tests/unit/executor/nodes",)
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
@@ -161,6 +162,48 @@ MUTATIONS = (
         "if load != self._told_load:",
         "if False:",
         SERVING,
+    ),
+    Mutation(
+        "an engine outlives a node that it has lost",
+        "services/executor/nodes/node_group.py",
+        "            self.lost.set()",
+        "            pass",
+        NODES,
+    ),
+    Mutation(
+        "an engine begins with a node that has gone again",
+        "services/executor/nodes/node_group.py",
+        "while self.missing and not self._difference:",
+        "if self.missing and not self._difference:",
+        NODES,
+    ),
+    Mutation(
+        "nodes of other settings are one engine",
+        "services/executor/nodes/node_group.py",
+        "if different := differences(facts, node.facts, rank=node.rank):",
+        "if different := differences(facts, facts, rank=node.rank):",
+        NODES,
+    ),
+    Mutation(
+        "a node's ranks outlive its engine",
+        "services/executor/nodes/rank_processes.py",
+        "for process in [*root.children(recursive=True), root]:",
+        "for process in [root]:",
+        ("tests/integration/test_executor_nodes.py",),
+    ),
+    Mutation(
+        "a Redis Cluster is taken for one server",
+        "services/kit/redis_url.py",
+        "int(found[1]) < 2",
+        "int(found[1]) < 9",
+        ("tests/integration/test_redis_cluster.py", "-k", "masters"),
+    ),
+    Mutation(
+        "a rank takes its share of all nodes' memory from one",
+        "services/executor/sizing.py",
+        "/ config.parallel_config.local_world_size",
+        "/ config.parallel_config.world_size",
+        ("tests/unit/executor/test_host_sizing.py",),
     ),
     Mutation(
         "a new pace leaves what waits as it was",
@@ -938,6 +981,13 @@ MUTATIONS = (
         "candidate.fingerprints.get(answer.model) != home.fingerprints[answer.model]:",
         "False:",
         ("tests/unit/gateway/live/test_failover.py",),
+    ),
+    Mutation(
+        "tokens that come again are not compared",
+        "services/gateway/live/continuation.py",
+        "            if token.id != token_id:\n",
+        "            if False:\n",
+        ("tests/unit/gateway/live/test_continuation.py",),
     ),
     Mutation(
         "answers move to executors without room for them",

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -48,17 +48,20 @@ class ExecutorProcess:
         log_path: Path,
         *,
         module: str = QUICK_EXECUTOR,
+        within: Sequence[str] = (),
         layer_time: LayerTime | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
         **settings: object,
     ) -> None:
-        """`layer_time`: of an emulated device; needs layer-wise KV. `environment`: more of it."""
-        self._log_path, self._module = log_path, module
+        """`within`: a command that runs the process. `layer_time`: of an emulated device; needs
+        layer-wise KV. `environment`: more of it.
+        """
+        self._log_path, self._module, self._within = log_path, module, within
         self._layer_time, self._environment = layer_time, dict(environment)
         port = free_port()
         self.address = f"127.0.0.1:{port}"
         self.metrics_port = free_port()
-        self._settings: dict[str, object] = {
+        self.settings: dict[str, object] = {  # of the process that `start` starts
             "MODEL": exactness_model(),
             "GRPC_PORT": port,
             "METRICS_PORT": self.metrics_port,
@@ -79,7 +82,7 @@ class ExecutorProcess:
     def start(self) -> None:
         """Start the process; return at once, see `wait_serving`."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
-        own = {f"EVENFLOW_EXECUTOR_{name}": str(value) for name, value in self._settings.items()}
+        own = {f"EVENFLOW_EXECUTOR_{name}": str(value) for name, value in self.settings.items()}
         own |= self._environment
         module = self._module
         if self._layer_time is not None:
@@ -87,7 +90,7 @@ class ExecutorProcess:
             own[VARIABLE] = json.dumps(asdict(self._layer_time))
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module],
+                [*self._within, sys.executable, "-m", module],
                 cwd=ROOT,
                 env=inherited | ENGINE_ENVIRONMENT | {"PYTHONPATH": PYTHON_PATH} | own,
                 stdout=log,

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import multiprocessing
 import os
 import socket
 import sys
@@ -12,7 +11,17 @@ import structlog
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
+from evenflow.executor.v1 import nodes_pb2_grpc as nodes_grpc
 from services.executor.model_kinds import refusal_of_files
+from services.executor.nodes.node_facts import LEADER_RANK, facts_of
+from services.executor.nodes.node_group import NodeGroup
+from services.executor.nodes.rank_processes import (
+    announce_address,
+    free_rendezvous_port,
+    kill_ranks,
+)
+from services.executor.nodes.servicer import NodesServicer
+from services.executor.nodes.types import NodesError
 from services.executor.servicer import ExecutorServicer
 from services.executor.serving.accounts import Accounts
 from services.executor.serving.front import Front
@@ -51,30 +60,46 @@ async def serve(settings: ExecutorSettings) -> int:
         progress=tracker,
         tracing=tracing,
     )
+    group = NodeGroup(settings.nodes)
+    if settings.nodes > 1:
+        nodes_grpc.add_NodesServiceServicer_to_server(NodesServicer(group), server.grpc)
     servicer = ExecutorServicer(front, executor_id=settings.id, epoch=epoch)
     pb_grpc.add_ExecutorServiceServicer_to_server(servicer, server.grpc)
     metrics_port = metrics.start_endpoint(settings.host, settings.metrics_port)
     logger.info("metrics_started", port=metrics_port)
     await server.start()
 
-    engine = await _load_engine(settings, stop)
+    try:
+        engine = await _load_engine(settings, group, stop)
+    except NodesError as error:
+        logger.error("nodes_not_gathered", reason=str(error))
+        await server.drain(LAST_FRAMES_TIMEOUT_S)
+        return error.exit_code
     front.serve(engine)
     await server.mark_serving()
     lease = _start_lease(settings, server.port, tracker, front)
     accounts = asyncio.create_task(Accounts(front, engine).run(), name="accounts")
     beats = asyncio.create_task(front.beat(), name="beats")
-    await _first_of(stop, engine.died)
-    if engine.died.is_set():
+    losses = asyncio.create_task(_end_without_nodes(group), name="losses")
+    await _first_of(stop, engine.died, group.lost)
+    if engine.died.is_set() or group.lost.is_set():
         front.die()
+        group.close()
         await server.drain(LAST_FRAMES_TIMEOUT_S)
     else:
-        await _drain(settings, server, front, tracker)
-    accounts.cancel()
-    beats.cancel()
+        await _drain(settings, server, front, group, tracker)
+    for task in (accounts, beats, losses):
+        task.cancel()
     await _stop_reporting(tracker, lease)
     await engine.close()
     await asyncio.to_thread(tracing.close)
-    return ENGINE_DIED_EXIT_CODE if engine.died.is_set() else 0
+    return ENGINE_DIED_EXIT_CODE if engine.died.is_set() or group.lost.is_set() else 0
+
+
+async def _end_without_nodes(group: NodeGroup) -> None:
+    """Kill the engine when a node is lost: it would wait for that node's ranks, maybe for ever."""
+    await group.lost.wait()
+    kill_ranks()
 
 
 def _make_tracker(settings: ExecutorSettings, epoch: int) -> TrackerClient | None:
@@ -87,32 +112,47 @@ def _make_tracker(settings: ExecutorSettings, epoch: int) -> TrackerClient | Non
     )
 
 
-async def _load_engine(settings: ExecutorSettings, stop: asyncio.Event) -> "Engine":
-    """Load the model in a thread, while health and reflection answer already."""
-    loading = asyncio.create_task(asyncio.to_thread(_load_model, settings))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait([loading, stopping], return_when=asyncio.FIRST_COMPLETED)
+async def _load_engine(
+    settings: ExecutorSettings, group: NodeGroup, stop: asyncio.Event
+) -> "Engine":
+    """Load the model in a thread, while health and reflection answer already. Raises NodesError
+    if its nodes do not come together.
+    """
+    loading = asyncio.create_task(_gather_and_load(settings, group))
+    events = [asyncio.create_task(event.wait()) for event in (stop, group.lost)]
+    await asyncio.wait([loading, *events], return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
-        _abandon_loading()
-    stopping.cancel()
+        _abandon_loading(ENGINE_DIED_EXIT_CODE if group.lost.is_set() else 0)
+    for event in events:
+        event.cancel()
     engine = loading.result()
     await engine.open()
     return engine
 
 
-def _load_model(settings: ExecutorSettings) -> "Engine":
+async def _gather_and_load(settings: ExecutorSettings, group: NodeGroup) -> "Engine":
+    if settings.nodes == 1:
+        return await asyncio.to_thread(_load_model, settings, 0)
+    facts = await asyncio.to_thread(facts_of, settings)
+    await group.gather(facts, timeout_s=settings.nodes_timeout_s)
+    announce_address(settings)
+    rendezvous_port = free_rendezvous_port()
+    group.begin(rendezvous_port)
+    return await asyncio.to_thread(_load_model, settings, rendezvous_port)
+
+
+def _load_model(settings: ExecutorSettings, rendezvous_port: int) -> "Engine":
     from services.executor.engine.engine import Engine  # imports vLLM: seconds
 
-    return Engine.load_model(settings)
+    return Engine.load_model(settings, rendezvous_port=rendezvous_port)
 
 
-def _abandon_loading() -> NoReturn:
+def _abandon_loading(exit_code: int) -> NoReturn:
     """Leave at once: a thread that loads a model cannot be interrupted."""
-    for child in multiprocessing.active_children():
-        child.kill()
+    kill_ranks()
     logger.info("loading_abandoned")
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(exit_code)
 
 
 def _start_lease(
@@ -148,15 +188,25 @@ async def _first_of(*events: asyncio.Event) -> None:
 
 
 async def _drain(
-    settings: ExecutorSettings, server: ServiceServer, front: Front, tracker: TrackerClient | None
+    settings: ExecutorSettings,
+    server: ServiceServer,
+    front: Front,
+    group: NodeGroup,
+    tracker: TrackerClient | None,
 ) -> None:
     """Refuse new work, let live requests end, then end the streams and the server."""
     timeout_s = settings.drain_timeout_s
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.drain(timeout_s + LAST_FRAMES_TIMEOUT_S))
-        tasks.create_task(front.drain(timeout_s))
+        tasks.create_task(_drain_front(front, group, timeout_s))
         if tracker is not None:
             tasks.create_task(tracker.release())
+
+
+async def _drain_front(front: Front, group: NodeGroup, timeout_s: float) -> None:
+    """Let live requests end, and then the followers that compute them."""
+    await front.drain(timeout_s)
+    group.close()
 
 
 async def _stop_reporting(tracker: TrackerClient | None, lease: asyncio.Task[None] | None) -> None:
@@ -183,9 +233,21 @@ def require_kind(settings: ExecutorSettings) -> None:
         sys.exit(BAD_SETTINGS_EXIT_CODE)
 
 
+def require_leader(settings: ExecutorSettings) -> None:
+    """Stop the process if the settings are those of a follower."""
+    if settings.node_rank != LEADER_RANK:
+        print(
+            f"EVENFLOW_EXECUTOR_NODE_RANK: {settings.node_rank} is a follower, "
+            "`python -m services.executor.follower`",
+            file=sys.stderr,
+        )
+        sys.exit(BAD_SETTINGS_EXIT_CODE)
+
+
 def main() -> None:
     settings = load(ExecutorSettings)
     log.configure("executor", settings.log_level)
+    require_leader(settings)
     require_kind(settings)
     prepare_engine_environment(settings)
     exit_code = asyncio.run(serve(settings))

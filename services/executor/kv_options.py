@@ -189,6 +189,42 @@ def check_supported(vllm_config: "VllmConfig") -> None:
             raise ValueError(f"layer-wise KV does not work with {name}")
 
 
+def check_nodes_supported(vllm_config: "VllmConfig") -> None:
+    """Raise ValueError naming the first option that does not work with several nodes, if there are.
+
+    Where tokens have not been compared with those of one process.
+    """
+    from vllm.platforms import current_platform
+
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    if parallel.nnodes == 1:
+        return
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    refusals = {
+        f"the device {current_platform.device_name}, only with CPU": not current_platform.is_cpu(),
+        f"distributed_executor_backend={parallel.distributed_executor_backend}, only with mp": (
+            parallel.distributed_executor_backend != "mp"
+        ),
+        "data_parallel_size": parallel.data_parallel_size > 1,
+        "enable_expert_parallel": parallel.enable_expert_parallel,
+        "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
+        "prefill_context_parallel_size": parallel.prefill_context_parallel_size > 1,
+        "enable_dbo": parallel.enable_dbo,
+        "experts": model.is_moe,
+        "adapters": vllm_config.lora_config is not None,
+        "speculative decoding": vllm_config.speculative_config is not None,
+        "a quantised model": model.quantization is not None,
+        f"kv_cache_dtype={cache_dtype}": cache_dtype.startswith("fp8"),
+        "MLA": model.use_mla,
+        "a model of more than text": model.is_multimodal_model,
+        "an encoder-decoder model": model.is_encoder_decoder,
+        "a model with sliding windows or states": keeps_less_kv(vllm_config),
+    }
+    for name, asked in refusals.items():
+        if asked:
+            raise ValueError(f"an engine over several nodes does not work with {name}")
+
+
 def check_uncached_supported(vllm_config: "VllmConfig") -> None:
     """Raise ValueError naming the first option that does not work with uncached KV (`ellm`).
 
@@ -201,6 +237,7 @@ def check_uncached_supported(vllm_config: "VllmConfig") -> None:
         f"the device {current_platform.device_name}, only with CPU": not current_platform.is_cpu(),
         f"kv_cache_dtype={cache_dtype}": cache_dtype.startswith("fp8"),
         "a model of more than text": vllm_config.model_config.is_multimodal_model,
+        "several nodes": vllm_config.parallel_config.nnodes > 1,
         "MLA": vllm_config.model_config.use_mla,
         "prompt embeddings": vllm_config.model_config.enable_prompt_embeds,
         "a model with sliding windows or states": keeps_less_kv(vllm_config),

@@ -6,6 +6,7 @@ Engine options carry vLLM's names and meaning; unset ones are left to vLLM.
 import math
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,13 +30,26 @@ from services.executor.kv_options import (
 from services.kit.rpc import VALID_REQUEST_ID
 from services.kit.settings import ServiceSettings
 from services.kit.telemetry.tracing import OtlpEndpoint
+from services.kit.transport import Transport
 from services.placement.presets import loadable, preset_of
 
 NO_PLANNING = "vllm"
 DEFAULT_POLICY = "evenflow"
 UNPIN_BYTES_PER_S = 5e9  # at least: a process that is killed before it hangs in the kernel
 WORKER_SHUTDOWN_S = 5  # as in vLLM: for an orderly end that has nothing to unpin
+# The same of an engine over several nodes: where one is lost, ranks wait and do not end orderly.
+NODE_SHUTDOWN_S = 1
 
+
+# How vLLM's command line starts an engine on several nodes, and what does so here.
+NODE_OPTIONS = frozenset(
+    {"--nnodes", "-n", "--node-rank", "-r", "--master-addr", "--master-port", "--headless"}
+)
+NODE_SETTINGS = ", ".join(
+    f"EVENFLOW_EXECUTOR_{name}" for name in ("NODES", "NODE_RANK", "LEADER_ADDRESS")
+)
+# Between two pings of nodes of one engine, which end with each other: within twice as long.
+NODE_KEEPALIVE_S = 2.0
 
 PolicyName = Annotated[str, AfterValidator(loadable)]
 
@@ -69,6 +83,13 @@ class ExecutorSettings(ServiceSettings):
     tensor_parallel_size: int = Field(default=1, ge=1)
     pipeline_parallel_size: int = Field(default=1, ge=1)
     distributed_executor_backend: Literal["mp", "ray"] | None = None
+    # One engine over several nodes (docs/nodes.md): this process leads and serves, each other node
+    # runs `python -m services.executor.follower` with the same settings and a rank of its own.
+    nodes: int = Field(default=1, ge=1)
+    node_rank: int = Field(default=0, ge=0)  # in [0, nodes); 0: the leader
+    # "host:port" of the leader's gRPC port, as its followers reach it; the same on all nodes.
+    leader_address: str = Field(default="", validate_default=True)
+    nodes_timeout_s: float = Field(default=600.0, gt=0)  # of nodes' waiting for each other
     max_num_seqs: int | None = Field(default=None, ge=1)  # requests in one step
     max_num_batched_tokens: int | None = Field(default=None, ge=1)  # tokens in one step
     max_num_queued_reqs: int = Field(default=1024, ge=1)  # live requests; more are refused
@@ -138,11 +159,49 @@ class ExecutorSettings(ServiceSettings):
             raise ValueError(f"an adapter has an id, not {model}, and a place")
         return modules
 
+    @field_validator("engine_args")
+    @classmethod
+    def _check_engine_args(cls, arguments: tuple[str, ...]) -> tuple[str, ...]:
+        names = {argument.partition("=")[0].replace("_", "-") for argument in arguments}
+        if given := sorted(names & NODE_OPTIONS):
+            raise ValueError(f"{', '.join(given)}: set {NODE_SETTINGS} instead")
+        return arguments
+
+    @field_validator("nodes")
+    @classmethod
+    def _check_nodes(cls, nodes: int, info: ValidationInfo) -> int:
+        if nodes == 1:
+            return nodes
+        sizes = (info.data.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline"))
+        num_ranks = math.prod(sizes)
+        if num_ranks % nodes:
+            raise ValueError(f"{num_ranks} ranks (tensor x pipeline) do not divide by {nodes}")
+        if info.data.get("lora_modules"):
+            raise ValueError("adapters over several nodes have not been compared with one node")
+        return nodes
+
+    @field_validator("node_rank")
+    @classmethod
+    def _check_node_rank(cls, rank: int, info: ValidationInfo) -> int:
+        if rank >= (nodes := info.data.get("nodes", rank + 1)):
+            raise ValueError(f"is not below the number of nodes, {nodes}")
+        return rank
+
+    @field_validator("leader_address")
+    @classmethod
+    def _check_leader(cls, address: str, info: ValidationInfo) -> str:
+        host, _, port = address.rpartition(":")
+        if info.data.get("nodes", 1) > 1 and not (host and port.isdecimal()):
+            raise ValueError("must be the leader's host:port where there are several nodes")
+        return address
+
     @field_validator("distributed_executor_backend")
     @classmethod
     def _check_backend(cls, backend: str | None) -> str | None:
         if backend == "ray":
-            raise ValueError('"ray" is in no image of Evenflow: engines run on one host')
+            raise ValueError(
+                f'"ray" is in no image of Evenflow: for several nodes set {NODE_SETTINGS}'
+            )
         return backend
 
     @property
@@ -156,14 +215,22 @@ class ExecutorSettings(ServiceSettings):
         return self.layerwise_kv and self.acting_policy != NO_PLANNING
 
     @property
+    def transport(self) -> Transport:
+        """Return how this process talks to others; to nodes of its engine no less often."""
+        transport = super().transport
+        if self.nodes == 1:
+            return transport
+        return replace(transport, keepalive_s=min(transport.keepalive_s, NODE_KEEPALIVE_S))
+
+    @property
     def unpin_s(self) -> float:
-        """Return how long all ranks on a GPU may take to give their host memory back."""
+        """Return how long a node's ranks on a GPU may take to give their host memory back."""
         if not self.uses_layerwise_kv:
             return 0.0
         if self.kv_host_memory_bytes == AUTO:
             total_bytes: int = psutil.virtual_memory().total
             return FREE_MEMORY_SHARE * total_bytes / UNPIN_BYTES_PER_S
-        num_ranks = self.tensor_parallel_size * self.pipeline_parallel_size
+        num_ranks = self.tensor_parallel_size * self.pipeline_parallel_size // self.nodes
         return num_ranks * self.kv_host_memory_bytes / UNPIN_BYTES_PER_S
 
     @field_validator("policy")
@@ -196,6 +263,14 @@ def prepare_engine_environment(settings: ExecutorSettings) -> None:
     # A fork would copy the threads' locks of the gRPC server that already runs.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
     # So long its processes wait for each other's end before they kill.
-    shutdown_s = WORKER_SHUTDOWN_S + math.floor(settings.unpin_s)
+    orderly_s = WORKER_SHUTDOWN_S if settings.nodes == 1 else NODE_SHUTDOWN_S
+    shutdown_s = orderly_s + math.floor(settings.unpin_s)
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", str(shutdown_s))
     os.environ.setdefault("OTEL_SERVICE_NAME", "evenflow-engine")  # on the engine's own spans
+
+
+def set_rank_address(address: str, interface: str) -> None:
+    """Have this node's ranks listen at an address, and use its interface, unless told otherwise."""
+    os.environ.setdefault("VLLM_HOST_IP", address)
+    if interface:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)

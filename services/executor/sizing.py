@@ -92,7 +92,7 @@ def num_affordable_slots(
 ) -> int:
     """Return how many of these slots a rank takes: all that were asked for in bytes.
 
-    By itself no more than its share of half of the memory that the machine has free. A control
+    By itself no more than its share of half of the memory that its node has free. A control
     group's limit counts as what it has: of what is used there, much is files that can go.
     """
     options = KVOptions.of(config)
@@ -100,7 +100,7 @@ def num_affordable_slots(
         return num_slots
     free_bytes = psutil.virtual_memory().available
     free_bytes = min(free_bytes, get_cgroup_memory_limit() or free_bytes)
-    share_bytes = FREE_MEMORY_SHARE * free_bytes / config.parallel_config.world_size
+    share_bytes = FREE_MEMORY_SHARE * free_bytes / config.parallel_config.local_world_size
     return min(num_slots, int(share_bytes) // block_bytes(kv_cache_config))
 
 

@@ -5,6 +5,7 @@ import gc
 import math
 import socket
 import ssl
+import sys
 from asyncio import sleep
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -22,7 +23,13 @@ from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
 from services.gateway.access.api_keys import ApiKeys
-from services.gateway.access.key_sources import FileKeys, KeySource, RedisKeys, follow
+from services.gateway.access.key_sources import (
+    REDIS_TIMEOUT_S,
+    FileKeys,
+    KeySource,
+    RedisKeys,
+    follow,
+)
 from services.gateway.executors import discovery
 from services.gateway.executors.directory import TrackerDirectory
 from services.gateway.executors.discovery import DnsSource, Place, Source
@@ -45,9 +52,10 @@ from services.gateway.resumable.streams import ResumableStreams, ResumeLimits
 from services.gateway.servicer import GatewayServicer
 from services.gateway.settings import GatewaySettings
 from services.kit import clock
+from services.kit.redis_url import refusal_of_cluster
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
-from services.kit.settings import load
+from services.kit.settings import BAD_SETTINGS_EXIT_CODE, load
 from services.kit.telemetry import log, metrics
 from services.kit.telemetry.tracing import Tracing
 from services.kit.tls import renew_with_files
@@ -381,7 +389,18 @@ async def serve(settings: GatewaySettings) -> None:
         await stop.wait()
 
 
+def require_one_master(settings: GatewaySettings) -> None:
+    """Stop the process if the Redis of its keys is found to be a cluster of several."""
+    if settings.api_keys_redis_url is None:
+        return
+    url = settings.api_keys_redis_url.get_secret_value()
+    if refusal := refusal_of_cluster(url, timeout_s=REDIS_TIMEOUT_S):
+        print(f"EVENFLOW_GATEWAY_API_KEYS_REDIS_URL: {refusal}", file=sys.stderr)
+        sys.exit(BAD_SETTINGS_EXIT_CODE)
+
+
 def main() -> None:
     settings = load(GatewaySettings)
     log.configure("gateway", settings.log_level)
+    require_one_master(settings)
     uvloop.run(serve(settings))

@@ -16,7 +16,9 @@ from pydantic import AfterValidator, SecretStr
 from redis import asyncio as aioredis
 from redis.asyncio.sentinel import Sentinel as AsyncSentinel
 from redis.asyncio.sentinel import SentinelConnectionPool
+from redis.backoff import NoBackoff
 from redis.connection import parse_url
+from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 SENTINEL_PORT = 26_379
@@ -105,6 +107,26 @@ def open_redis(url: str, *, timeout_s: float, **options: Any) -> aioredis.Redis:
     manager = AsyncSentinel(place.addresses, sentinel_kwargs=place.sentinel_options | bounds)
     pool = _BlockingSentinelPool(place.service, manager, **(place.options | options))
     return aioredis.Redis.from_pool(pool)
+
+
+def refusal_of_cluster(url: str, *, timeout_s: float) -> str:
+    """Return why a Redis will not do: several masters share its keys, and a client of one of them
+    is sent elsewhere for the others'. Empty if it will, or does not answer within `timeout_s`.
+    """
+    client = open_redis_blocking(url, timeout_s=timeout_s)
+    client.set_retry(Retry(NoBackoff(), 0))
+    try:
+        with client:
+            told: Any = client.execute_command("CLUSTER", "INFO")
+    except (redis.RedisError, OSError):  # it is away, or no cluster
+        return ""
+    found = re.search(r"cluster_size:(\d+)", str(told))
+    if found is None or int(found[1]) < 2:
+        return ""
+    return (
+        f"is a Redis Cluster of {found[1]} masters: Evenflow takes one server, or one that "
+        "sentinels watch (redis+sentinel://)"
+    )
 
 
 def open_redis_blocking(url: str, *, timeout_s: float) -> redis.Redis:

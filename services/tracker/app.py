@@ -1,14 +1,16 @@
 """Composition root of the tracker."""
 
 import asyncio
+import sys
 
 import structlog
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
 from services.kit.clock import wall_s
+from services.kit.redis_url import refusal_of_cluster
 from services.kit.server import ServiceServer, run_until_stopped, stop_event
-from services.kit.settings import load
+from services.kit.settings import BAD_SETTINGS_EXIT_CODE, load
 from services.kit.telemetry import log, metrics
 from services.tracker.redis.store import RedisTrackerStore
 from services.tracker.servicer import TrackerServicer
@@ -43,7 +45,16 @@ async def serve(settings: TrackerSettings) -> None:
     await store.aclose()
 
 
+def require_one_master(settings: TrackerSettings) -> None:
+    """Stop the process if its Redis is found to be a cluster of several."""
+    url = settings.redis_url.get_secret_value()
+    if refusal := refusal_of_cluster(url, timeout_s=settings.redis_timeout_s):
+        print(f"EVENFLOW_TRACKER_REDIS_URL: {refusal}", file=sys.stderr)
+        sys.exit(BAD_SETTINGS_EXIT_CODE)
+
+
 def main() -> None:
     settings = load(TrackerSettings)
     log.configure("tracker", settings.log_level)
+    require_one_master(settings)
     asyncio.run(serve(settings))

@@ -30,6 +30,7 @@ from services.executor.kv_options import (
     DRAFTS_WITH_KV,
     KVOptions,
     caches_prefixes,
+    check_nodes_supported,
     check_supported,
     check_uncached_supported,
     computes_prompts_whole,
@@ -76,6 +77,81 @@ def test_settings_reach_the_scheduler_and_the_workers(config: Any) -> None:
     assert "LayerwiseScheduler" in str(config.scheduler_config.scheduler_cls)
     assert "LayerwiseCPUWorker" in str(config.parallel_config.worker_cls)
     assert config.parallel_config.distributed_executor_backend == CPU_EXECUTOR
+
+
+NODES: dict[str, Any] = {"nodes": 2, "tensor_parallel_size": 2, "leader_address": "10.0.0.1:50051"}
+
+
+def test_a_node_is_told_where_its_leaders_ranks_are() -> None:
+    settings = make_settings(node_rank=1, **NODES)
+
+    parallel = make_config(settings, rendezvous_port=29_500).parallel_config
+
+    assert (parallel.nnodes, parallel.node_rank, parallel.local_world_size) == (2, 1, 1)
+    assert (parallel.master_addr, parallel.master_port) == ("10.0.0.1", 29_500)
+    assert parallel.distributed_executor_backend == CPU_EXECUTOR
+
+
+@pytest.fixture(scope="module")
+def over_nodes() -> Any:
+    """The configuration of one node of two, as vLLM gives it."""
+    config = make_config(make_settings(**NODES))
+    config.parallel_config.distributed_executor_backend = "mp"
+    return config
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "value", "named"),
+    [
+        ("parallel_config", "data_parallel_size", 2, "data_parallel_size"),
+        ("parallel_config", "enable_expert_parallel", True, "enable_expert_parallel"),
+        ("parallel_config", "enable_dbo", True, "enable_dbo"),
+        ("parallel_config", "decode_context_parallel_size", 2, "decode_context_parallel_size"),
+        ("parallel_config", "prefill_context_parallel_size", 2, "prefill_context_parallel_size"),
+        ("parallel_config", "distributed_executor_backend", "ray", "distributed_executor_backend"),
+        ("cache_config", "cache_dtype", "fp8", "kv_cache_dtype=fp8"),
+        ("model_config", "quantization", "awq", "a quantised model"),
+        ("model_config", "is_moe", True, "experts"),
+        ("model_config", "use_mla", True, "MLA"),
+        ("model_config", "is_multimodal_model", True, "a model of more than text"),
+        ("model_config", "is_encoder_decoder", True, "an encoder-decoder model"),
+        ("model_config", "is_hybrid", True, "a model with sliding windows or states"),
+    ],
+)
+def test_what_was_not_compared_over_nodes_is_refused_by_name(
+    over_nodes: Any, monkeypatch: pytest.MonkeyPatch, part: str, name: str, value: Any, named: str
+) -> None:
+    owner = getattr(over_nodes, part)
+    is_computed = isinstance(getattr(type(owner), name, None), property)
+    monkeypatch.setattr(type(owner) if is_computed else owner, name, value)
+
+    with pytest.raises(ValueError, match=f"over several nodes does not work with {named}"):
+        check_nodes_supported(over_nodes)
+
+
+@pytest.mark.parametrize("name", ["lora_config", "speculative_config"])
+def test_adapters_and_drafts_over_nodes_are_refused(
+    over_nodes: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    check_nodes_supported(over_nodes)
+    monkeypatch.setattr(over_nodes, name, SimpleNamespace(method="ngram"))
+
+    with pytest.raises(ValueError, match=r"adapters|speculative decoding"):
+        check_nodes_supported(over_nodes)
+
+
+def test_ellm_over_nodes_is_refused() -> None:
+    with pytest.raises(ValueError, match="ellm does not work with several nodes"):
+        make_config(make_settings(**NODES, policy="ellm"))
+
+
+def test_nodes_of_a_device_that_was_not_compared_are_refused(
+    over_nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+
+    with pytest.raises(ValueError, match=r"the device .*, only with CPU"):
+        check_nodes_supported(over_nodes)
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, True), (True, True), (False, False)])

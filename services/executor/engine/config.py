@@ -16,6 +16,7 @@ from services.executor.kv_options import (
     CONFIG_KEY,
     KVOptions,
     UncompiledOptions,
+    check_nodes_supported,
     check_supported,
     check_uncached_supported,
     computes_prompts_whole,
@@ -70,8 +71,10 @@ PASSED_ON = (
 )
 
 
-def make_config(settings: ExecutorSettings) -> VllmConfig:
-    """Return the engine's configuration. Reads the model's files; ValueError if they do not fit."""
+def make_config(settings: ExecutorSettings, *, rendezvous_port: int = 0) -> VllmConfig:
+    """Return the engine's configuration, on this node. Reads the model's files; ValueError if they
+    do not fit. `rendezvous_port`: on the leader's host, of an engine over several nodes.
+    """
     options: dict[str, Any] = {name: getattr(settings, name) for name in PASSED_ON}
     options["renderer_num_workers"] = NUM_WORKERS
     if settings.max_model_len == "auto":
@@ -84,6 +87,7 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
         options["worker_cls"] = GPU_WORKER
     options.update(_policy_args(settings))
     options.update(_further_options(settings))
+    options.update(_node_args(settings, rendezvous_port))
     options["structured_outputs_config"] = replace(
         options.get("structured_outputs_config", StructuredOutputsConfig()),
         backend=GRAMMAR_BACKEND,
@@ -101,6 +105,7 @@ def make_config(settings: ExecutorSettings) -> VllmConfig:
     if settings.uses_layerwise_kv and args.block_size is None and current_platform.is_cuda():
         args.block_size = _block_size_for_copies(args)
     config = args.create_engine_config()
+    check_nodes_supported(config)
     scheduler = config.scheduler_config
     # Afterwards, because only the finished configuration says which kind vLLM would take.
     if current_platform.is_cpu() and config.parallel_config.distributed_executor_backend == "mp":
@@ -186,6 +191,18 @@ def _further_options(settings: ExecutorSettings) -> dict[str, Any]:
     if forms is not None and forms.reasoning_parser:
         raise ValueError("engine_args: reasoning_parser has a setting of its own")
     return given
+
+
+def _node_args(settings: ExecutorSettings, rendezvous_port: int) -> dict[str, Any]:
+    """Return the engine arguments of a node among several; none of a single one."""
+    if settings.nodes == 1:
+        return {}
+    return {
+        "nnodes": settings.nodes,
+        "node_rank": settings.node_rank,
+        "master_addr": settings.leader_address.rpartition(":")[0].strip("[]"),
+        "master_port": rendezvous_port,
+    }
 
 
 def _policy_args(settings: ExecutorSettings) -> dict[str, Any]:

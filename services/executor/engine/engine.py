@@ -88,8 +88,9 @@ class Engine:
         self.died = asyncio.Event()
 
     @classmethod
-    def load_model(cls, settings: ExecutorSettings) -> "Engine":
+    def load_model(cls, settings: ExecutorSettings, *, rendezvous_port: int = 0) -> "Engine":
         """Start the engine's processes and load the model: minutes. Call in a thread, then `open`.
+        `rendezvous_port` as for `make_config`.
 
         Raises whatever vLLM raises; its processes are gone then.
         """
@@ -99,7 +100,8 @@ class Engine:
             recorders.append(LoadRecorder(config, engine_index))
             return recorders[-1]
 
-        llm = AsyncLLM.from_vllm_config(make_config(settings), stat_loggers=[make_recorder])
+        config = make_config(settings, rendezvous_port=rendezvous_port)
+        llm = AsyncLLM.from_vllm_config(config, stat_loggers=[make_recorder])
         return cls(llm, recorders[0], settings)
 
     async def open(self) -> None:

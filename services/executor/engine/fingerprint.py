@@ -100,6 +100,7 @@ def numerics_of(config: Any) -> str:
         device,
         f"tensor parallel {parallel.tensor_parallel_size}",
         f"pipeline parallel {parallel.pipeline_parallel_size}",
+        *([f"nodes {parallel.nnodes}"] if parallel.nnodes > 1 else []),
         f"attention {backend.name.lower() if backend is not None else 'auto'}",
         f"runner {2 if config.use_v2_model_runner else 1}",
         f"torch {torch.__version__}",

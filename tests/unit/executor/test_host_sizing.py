@@ -25,7 +25,7 @@ def config_of(
     return SimpleNamespace(
         additional_config={CONFIG_KEY: options},
         model_config=SimpleNamespace(max_model_len=max_model_len),
-        parallel_config=SimpleNamespace(world_size=num_ranks),
+        parallel_config=SimpleNamespace(local_world_size=num_ranks),
         max_in_flight_tokens=BLOCK_SIZE,
         num_speculative_tokens=0,
     )

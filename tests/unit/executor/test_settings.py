@@ -8,7 +8,12 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from services.executor.settings import ExecutorSettings, prepare_engine_environment
+from services.executor.settings import (
+    NODE_KEEPALIVE_S,
+    ExecutorSettings,
+    prepare_engine_environment,
+    set_rank_address,
+)
 
 
 @pytest.mark.parametrize(
@@ -126,3 +131,85 @@ def test_host_memory_that_is_the_engines_choice_is_half_of_the_machines_at_most(
     assert (unset.unpin_s, told.unpin_s) == (100.0, 4.0)
     with pytest.raises(ValidationError):
         ExecutorSettings(model="m", kv_host_memory_bytes="some")  # type: ignore[arg-type]
+
+
+NODES = {"nodes": 2, "tensor_parallel_size": 2, "leader_address": "10.0.0.1:50051"}
+
+
+def test_an_engine_over_two_nodes_takes_two_ranks_and_the_leaders_address() -> None:
+    settings = ExecutorSettings(model="m", node_rank=1, **NODES)  # type: ignore[arg-type]
+
+    assert (settings.nodes, settings.node_rank) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named", "sentence"),
+    [
+        ({"tensor_parallel_size": 3}, "nodes", r"3 ranks \(tensor x pipeline\) do not divide by 2"),
+        ({"lora_modules": {"a": "/a"}}, "nodes", "adapters over several nodes"),
+        ({"node_rank": 2}, "node_rank", "not below the number of nodes, 2"),
+        ({"leader_address": ""}, "leader_address", "the leader's host:port"),
+        ({"leader_address": "10.0.0.1"}, "leader_address", "the leader's host:port"),
+        ({"leader_address": ":50051"}, "leader_address", "the leader's host:port"),
+        ({"distributed_executor_backend": "ray"}, "distributed_executor_backend", "_NODES"),
+    ],
+)
+def test_nodes_that_cannot_be_one_engine_are_refused_by_name(
+    wrong: dict[str, object], named: str, sentence: str
+) -> None:
+    with pytest.raises(ValidationError, match=sentence) as caught:
+        ExecutorSettings(model="m", **NODES | wrong)  # type: ignore[arg-type]
+
+    assert [error["loc"] for error in caught.value.errors()] == [(named,)]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--nnodes", "2"),
+        ("--nnodes=2",),
+        ("-n", "2"),
+        ("--node-rank", "1"),
+        ("--node_rank=1",),
+        ("--master-addr", "10.0.0.1"),
+        ("--master-port=29500",),
+        ("--headless",),
+    ],
+)
+def test_vllms_options_of_nodes_name_the_settings_that_there_are(
+    arguments: tuple[str, ...],
+) -> None:
+    with pytest.raises(ValidationError, match="_NODE_RANK, EVENFLOW_EXECUTOR_LEADER_ADDRESS"):
+        ExecutorSettings(model="m", engine_args=arguments)
+
+
+def test_nodes_of_one_engine_notice_each_others_end_within_seconds() -> None:
+    alone = ExecutorSettings(model="m", grpc_keepalive_s=10)
+    several = ExecutorSettings(model="m", grpc_keepalive_s=10, **NODES)  # type: ignore[arg-type]
+    sooner = ExecutorSettings(model="m", grpc_keepalive_s=1, **NODES)  # type: ignore[arg-type]
+
+    keepalives = [one.transport.keepalive_s for one in (alone, several, sooner)]
+    assert keepalives == [10.0, NODE_KEEPALIVE_S, 1.0]
+
+
+def test_a_node_unpins_the_host_memory_of_its_own_ranks() -> None:
+    one = ExecutorSettings(
+        model="m", layerwise_kv=True, kv_host_memory_bytes=10**10, tensor_parallel_size=2
+    )
+
+    assert (one.unpin_s, one.model_copy(update={"nodes": 2}).unpin_s) == (4.0, 2.0)
+
+
+def test_ranks_of_several_nodes_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {})
+    prepare_engine_environment(ExecutorSettings(model="m", **NODES))  # type: ignore[arg-type]
+
+    assert os.environ["VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS"] == "1"
+
+
+def test_ranks_are_reached_where_the_user_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", {"VLLM_HOST_IP": "192.0.2.9"})
+
+    set_rank_address("10.0.0.2", "eth1")
+
+    assert os.environ == {"VLLM_HOST_IP": "192.0.2.9", "GLOO_SOCKET_IFNAME": "eth1"}

@@ -115,7 +115,7 @@ def make_config(place: Path) -> Any:
         cache_config=SimpleNamespace(cache_dtype="auto"),
         load_config=SimpleNamespace(download_dir=None, load_format="auto"),
         structured_outputs_config=forms,
-        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1, nnodes=1),
         attention_config=SimpleNamespace(backend=None),
         speculative_config=None,
         use_v2_model_runner=False,
@@ -195,8 +195,13 @@ def test_what_rounds_is_named(tmp_path: Path) -> None:
     alone = numerics_of(config)
     config.parallel_config.tensor_parallel_size = 2
     shared = numerics_of(config)
+    config.parallel_config.nnodes = 2
+    apart = numerics_of(config)
+    config.parallel_config.nnodes = 1
     config.speculative_config = SimpleNamespace(method="ngram")
 
+    assert "nodes" not in shared
+    assert "pipeline parallel 1, nodes 2, attention" in apart
     assert "tensor parallel 1, pipeline parallel 1, attention auto, runner 1" in alone
     assert "tensor parallel 2" in shared
     assert numerics_of(config) == f"{shared}, drafts by ngram"

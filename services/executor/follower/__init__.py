@@ -1,0 +1,1 @@
+"""A node that computes for an engine whose leader serves on another."""

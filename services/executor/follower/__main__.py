@@ -1,0 +1,6 @@
+"""`python -m services.executor.follower`"""
+
+from services.executor.follower.app import main
+
+if __name__ == "__main__":
+    main()
