@@ -77,7 +77,7 @@ class GenerationRequest:
     delivery: Delivery = Delivery.STREAMED
     echo: bool = False  # give the prompt back
     returns_prompt_ids: bool = False  # give the prompt's ids back
-    priority: int = 0  # lower is served first
+    priority: int | None = None  # lower is more urgent; None: the key's default, else 0
     tenant: str = ""  # whose it is; tenants share no cached prefixes of prompts
     cache_salt: str = ""  # nor do a tenant's requests with different ones
     fair_key: str = ""  # the client among which preparation is shared; empty: not known
