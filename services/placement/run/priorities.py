@@ -27,7 +27,6 @@ from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunS
 
 NEXT_TOKENS = 1  # that all who run must have room for
 AHEAD_TOKENS = 2  # that all have room for beside a request that joins
-UNSAVED_BLOCKS = 1  # of a request that yields: the one that it writes into
 
 Decide = Callable[[RunSnapshot], RunDecision]
 
@@ -90,10 +89,11 @@ class _Rest:
         return num_blocks <= engine.num_blocks and len(batch) <= engine.max_num_seqs
 
     def _yields(self, request: RunRequest) -> bool:
-        """Return whether all full blocks of a request are on the host, and stay there."""
-        rests = request.run_age_s > self._rules.period_s and request.has_begun
-        saved = self._snapshot.is_saved(request, unsaved_blocks=UNSAVED_BLOCKS)
-        return request.runs and rests and saved and self._keeps
+        """Return whether all full blocks that a request has are on the host, and stay there."""
+        num_unsaved = request.num_computed_tokens - request.num_host_tokens
+        is_saved = num_unsaved <= self._snapshot.engine.block_size
+        rests = request.run_age_s > self._rules.period_s
+        return request.runs and rests and is_saved and self._keeps
 
     def _pins(self) -> list[RunRequest]:
         """Return the less urgent that keep their places now: as many as the urgent leave room."""

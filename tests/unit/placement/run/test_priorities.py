@@ -22,6 +22,7 @@ from tests.unit.placement.run.snapshots import (
 )
 
 # The pool of `make_engine` holds 1,600 tokens.
+NO_COPY = {"num_host_tokens": 0, "num_computed_tokens": 800}
 LATE_S = DEFAULT_RULES.raised_after_s
 
 
@@ -40,6 +41,7 @@ def _drawn(draw, request: RunRequest) -> RunRequest:
         waited_s=draw(st.sampled_from([0.0, 10.0, LATE_S, 2 * LATE_S])),
         run_age_s=draw(st.sampled_from([0.1, 3.0, 30.0])) if request.runs else math.inf,
         num_host_tokens=num_host_tokens,
+        num_computed_tokens=request.num_tokens if request.runs else 0,
     )
 
 
@@ -119,7 +121,11 @@ def test_an_urgent_newcomer_takes_the_place_of_the_newest_of_the_others() -> Non
 
 @pytest.mark.parametrize(
     "kept",
-    [{"num_host_tokens": 0}, {"run_age_s": 0.1}, {"num_output_tokens": 0, "num_host_tokens": 700}],
+    [
+        {"num_host_tokens": 0, "num_computed_tokens": 900},
+        {"run_age_s": 0.1},
+        {"num_output_tokens": 0, "num_host_tokens": 300, "num_computed_tokens": 317},
+    ],
     ids=["no copy", "just came", "a prompt"],
 )
 def test_a_request_keeps_its_place_until_its_copy_is_complete(kept: dict[str, float]) -> None:
@@ -130,6 +136,14 @@ def test_a_request_keeps_its_place_until_its_copy_is_complete(kept: dict[str, fl
     assert decision.reasons["urgent"] is Reason.NO_ROOM
 
 
+@pytest.mark.parametrize("num_host_tokens", [320, 336])
+def test_a_prompt_yields_between_two_pieces_once_they_are_copied(num_host_tokens: int) -> None:
+    here = {"num_computed_tokens": 337, "num_host_tokens": num_host_tokens}
+    low = runs("low", 900, priority=1, num_output_tokens=0, **here)
+    decision = decide(make_snapshot(low, ask("urgent", 900)))
+    assert ("low" in decision.park) is (num_host_tokens == 336)
+
+
 def test_a_request_keeps_its_place_where_the_host_has_no_room() -> None:
     low, urgent = runs("low", 900, priority=1), ask("urgent", 900)
     decision = decide(make_snapshot(low, urgent, engine=make_engine(num_host_blocks=100)))
@@ -137,7 +151,7 @@ def test_a_request_keeps_its_place_where_the_host_has_no_room() -> None:
 
 
 def test_what_the_urgent_outgrow_leaves_even_without_a_copy() -> None:
-    low, urgent = runs("low", 800, priority=1, num_host_tokens=0), runs("urgent", 900)
+    low, urgent = runs("low", 800, priority=1, **NO_COPY), runs("urgent", 900)
     decision = decide(make_snapshot(urgent, low))
     assert (decision.run, decision.park) == (("urgent",), {"low"})
 

@@ -1,13 +1,14 @@
 """Requests of several priorities over a whole run: which wait, for how long, and at what cost."""
 
-from functools import partial
+import random
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from services.placement.run.evenflow import decide
 from services.placement.run.evenflow_rules import EvenflowRules
+from services.placement.run.types import RunDecision, RunSnapshot
 from services.placement.types import EngineShape, RequestId
 from simulator.compose import make_engine
 from simulator.device.costs import LinearCosts
@@ -16,7 +17,6 @@ from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import Outcome, RunRecord
 from simulator.engine.simulation import simulate
 from simulator.workload import ArrivingRequest
-from tests.fuzz import examples
 
 RULES = EvenflowRules(raised_after_s=12.0, raised_turn_s=3.0)
 SHAPE = EngineShape(
@@ -30,7 +30,9 @@ SHAPE = EngineShape(
     num_host_blocks=2_000,
 )
 STEP_S = 0.1
-MACHINE = Machine(costs=LinearCosts(layer_base_s=STEP_S / 4), link_bytes_per_s=1e6)
+MACHINE = Machine(
+    costs=LinearCosts(layer_base_s=STEP_S / 4, per_token_s=2.5e-4), link_bytes_per_s=1e9
+)
 WAY_S = 10.0  # most of what a turn takes beside itself: others leave, the request comes back
 
 
@@ -44,16 +46,31 @@ def asked(name: str, at_s: float, *, output: int, priority: int, prompt: int) ->
     )
 
 
-def run(requests: list[ArrivingRequest], rules: EvenflowRules = RULES) -> RunRecord:
-    engine = make_engine(SHAPE, MACHINE, PlanningOptions(policy="evenflow"))
+def run(
+    requests: list[ArrivingRequest],
+    rules: EvenflowRules = RULES,
+    *,
+    num_blocks: int = SHAPE.num_blocks,
+) -> RunRecord:
+    """Return what happens; no less urgent request may leave without its full blocks on the host."""
+
+    def noting_losses(snapshot: RunSnapshot) -> RunDecision:
+        decision = decide(snapshot, rules)
+        for one in snapshot.requests:
+            if one.request_id in decision.park and one.priority:
+                assert one.num_computed_tokens - one.num_host_tokens <= SHAPE.block_size
+        return decision
+
+    shape = replace(SHAPE, num_blocks=num_blocks)
+    engine = make_engine(shape, MACHINE, PlanningOptions(policy="evenflow"))
     assert engine.loop.admission is not None
-    engine.loop.admission._policy = partial(decide, rules=rules)
+    engine.loop.admission._policy = noting_losses
     return simulate(engine, requests)
 
 
 def longest_wait_s(outcome: Outcome) -> float:
     instants = (outcome.arrival_s, *outcome.generated_s)
-    return max(b - a for a, b in zip(instants, instants[1:], strict=False))
+    return max(b - a for a, b in pairwise(instants))
 
 
 def urgent_stream(gap_s: float, num: int, *, prompt: int = 100) -> list[ArrivingRequest]:
@@ -68,31 +85,26 @@ def busy_until(record: RunRecord) -> float:
     return max(o.generated_s[-1] for o in record.outcomes if o.request_id.startswith("u"))
 
 
-@settings(max_examples=examples(4))
-@given(
-    gap_s=st.floats(0.4, 0.9),
-    lows=st.lists(st.tuples(st.floats(0.0, 5.0), st.integers(20, 120)), min_size=1, max_size=3),
-)
-def test_a_less_urgent_request_waits_no_longer_than_is_said(
-    gap_s: float, lows: list[tuple[float, int]]
-) -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_a_less_urgent_request_waits_no_longer_than_is_said(seed: int) -> None:
     """More urgent ones come than the pool holds, all the time."""
+    rng = random.Random(seed)
+    gap_s = rng.uniform(0.4, 0.8)
     low = [
-        asked(f"low{n}", at_s, output=40, priority=n + 1, prompt=prompt)
-        for n, (at_s, prompt) in enumerate(lows)
+        asked(f"low{n}", 2.0 * n, output=25, priority=n + 1, prompt=rng.randint(20, 120))
+        for n in range(1 + seed)
     ]
-    record = run([*urgent_stream(gap_s, 100), *low])
+    record = run([*urgent_stream(gap_s, 60), *low], num_blocks=rng.randint(20, 30))
     ended = {outcome.request_id: outcome for outcome in record.outcomes}
 
     bound_s = RULES.raised_after_s + len(low) * (RULES.raised_turn_s + WAY_S)
     assert max(longest_wait_s(ended[one.request_id]) for one in low) <= bound_s
     assert all(len(o.generated_s) == o.num_output_tokens for o in record.outcomes)
-    assert record.totals.resumes.get("recompute", 0) == 0
 
 
 def test_a_low_answer_yields_and_ends_under_a_stream_and_without_turns_only_after_it() -> None:
-    low = asked("low", 0.0, output=60, priority=1, prompt=60)
-    requests = [*urgent_stream(0.5, 120), low]
+    low = asked("low", 0.0, output=90, priority=1, prompt=60)
+    requests = [*urgent_stream(0.5, 80), low]
     with_turns = run(requests)
     without = run(requests, EvenflowRules(raised_after_s=1e9))
 
@@ -101,7 +113,7 @@ def test_a_low_answer_yields_and_ends_under_a_stream_and_without_turns_only_afte
         return outcome.generated_s[-1]
 
     (yields,) = [o for o in with_turns.outcomes if o.request_id == "low"]
-    assert yields.num_preemptions >= 3
+    assert yields.num_preemptions >= 2
     assert end_of_low(with_turns) < busy_until(with_turns)
     assert end_of_low(without) > busy_until(without)
 
