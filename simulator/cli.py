@@ -2,7 +2,7 @@
 
 import json
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -169,6 +169,9 @@ def simulate(
     burst: Annotated[int, typer.Option(min=0, help="requests at once instead")] = 0,
     turns: Annotated[int, typer.Option(min=1, help="of a conversation; drawn requests only")] = 1,
     turn_gap_s: Annotated[float, typer.Option(min=0, help="between its messages")] = 60.0,
+    less_urgent: Annotated[
+        float, typer.Option(min=0, max=1, help="share of requests of priority 1")
+    ] = 0.0,
     prefix_caching: Annotated[
         bool, typer.Option(help="requests begin with what others left, or have in the pool")
     ] = True,
@@ -207,7 +210,10 @@ def simulate(
     )
     _check_policies(deployment, policy)
     arrivals = Arrivals(cv=cv, burst=burst, num_turns=turns, turn_gap_s=turn_gap_s)
-    workload = _workload(lengths, (trace, trace_step_ms / 1e3), num_requests, arrivals)
+    workload = replace(
+        _workload(lengths, (trace, trace_step_ms / 1e3), num_requests, arrivals),
+        less_urgent_frac=less_urgent,
+    )
     cells = [
         Cell(
             deployment=deployment,

@@ -133,6 +133,14 @@ def with_level(requests: Iterable[ArrivingRequest], level: ServiceLevel) -> list
     return [replace(request, level=level) for request in requests]
 
 
+def with_less_urgent(
+    requests: Iterable[ArrivingRequest], frac: float, seed: int
+) -> list[ArrivingRequest]:
+    """Return requests of which so large a share is of priority 1, drawn one by one."""
+    rng = random.Random(f"less urgent {seed}")
+    return [replace(one, priority=1) if rng.random() < frac else one for one in requests]
+
+
 def with_leavers(
     requests: Iterable[ArrivingRequest], frac: float, seed: int
 ) -> list[ArrivingRequest]:

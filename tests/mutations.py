@@ -36,6 +36,7 @@ COMING_BACK = ("tests/integration/test_gateway_coming_back.py",)
 DISCOVERY = ("tests/integration/test_gateway_discovery.py",)
 GAUGES = ("tests/integration/test_gateway_gauges.py",)
 NODES = ("tests/unit/executor/nodes",)
+PRIORITIES = ("tests/unit/placement/run/test_priorities.py",)
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
@@ -204,6 +205,62 @@ MUTATIONS = (
         "/ config.parallel_config.local_world_size",
         "/ config.parallel_config.world_size",
         ("tests/unit/executor/test_host_sizing.py",),
+    ),
+    Mutation(
+        "a less urgent request leaves without its copy",
+        "services/placement/run/priorities.py",
+        "return request.runs and rests and is_saved and self._keeps",
+        "return request.runs and rests and self._keeps",
+        PRIORITIES,
+    ),
+    Mutation(
+        "a less urgent request leaves where the host has no room for its copy",
+        "services/placement/run/priorities.py",
+        "self._keeps = Promise(snapshot).keeps(members)",
+        "self._keeps = True",
+        PRIORITIES,
+    ),
+    Mutation(
+        "less urgent requests come in before one that waits for room",
+        "services/placement/run/priorities.py",
+        "        if self._is_blocked:\n",
+        "        if False:\n",
+        PRIORITIES,
+    ),
+    Mutation(
+        "a less urgent request waits for ever",
+        "services/placement/run/priorities.py",
+        "and r.waited_s >= rules.raised_after_s",
+        "and r.waited_s >= math.inf",
+        ("tests/unit/simulator/engine/test_priorities.py",),
+    ),
+    Mutation(
+        "the policy never sees the oldest of a long queue",
+        "services/control/admission.py",
+        "            shown.append(oldest)\n",
+        "            pass\n",
+        ("tests/unit/control/test_admission.py",),
+    ),
+    Mutation(
+        "what a request waited before it came in is forgotten",
+        "services/control/requests/request_record.py",
+        "self.waited_s, self.run_since_s = self.away_s(now_s), now_s",
+        "self.run_since_s = now_s",
+        ("tests/unit/control/requests",),
+    ),
+    Mutation(
+        "a key's default priority is none",
+        "services/gateway/access/api_keys.py",
+        "return min(greatest, max(least, 0)) if default is None else default",
+        "return min(greatest, max(least, 0))",
+        ("tests/unit/gateway/access/test_api_keys.py",),
+    ),
+    Mutation(
+        "urgent prompts are cut for readers that are less urgent",
+        "services/placement/run/priorities.py",
+        "r if r.priority <= most_urgent else replace(r, rate_tps=0.0)",
+        "r",
+        PRIORITIES,
     ),
     Mutation(
         "a new pace leaves what waits as it was",

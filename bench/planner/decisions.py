@@ -57,6 +57,7 @@ class Crowd:
     num_waiting: int = 0
     num_parked: int = 0
     link_bytes_per_s: float = 1e10
+    num_priorities: int = 1
 
 
 CROWDS = (
@@ -64,6 +65,13 @@ CROWDS = (
     Crowd(name="200 wait, all fit", room=20.0, num_waiting=200),
     Crowd(name="200 wait, full", room=1.01, num_waiting=200),
     Crowd(name="200 wait, 16 parked, full", room=1.01, num_waiting=200, num_parked=16),
+    Crowd(
+        name="200 wait, 16 parked, full, three priorities",
+        room=1.01,
+        num_waiting=200,
+        num_parked=16,
+        num_priorities=3,
+    ),
     Crowd(name="200 wait, outgrown, fast link", room=0.95, num_waiting=200),
     Crowd(name="200 wait, outgrown, slow link", room=0.95, num_waiting=200, link_bytes_per_s=1e8),
 )
@@ -97,6 +105,7 @@ class Crowded:
 
     def __init__(self, crowd: Crowd, seed: int) -> None:
         draw = random.Random(seed)
+        self._num_priorities = crowd.num_priorities
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.records: dict[str, RequestRecord[Any]] = {}
@@ -125,7 +134,10 @@ class Crowded:
         )
         buffer = RequestBuffer(ServiceLevel(consumption_rate_tps=RATE_TPS))
         record = self.records[name] = RequestRecord(
-            request_id=name, buffer=buffer, arrival_s=-draw.uniform(10.0, 60.0)
+            request_id=name,
+            buffer=buffer,
+            arrival_s=-draw.uniform(10.0, 60.0),
+            priority=len(self.records) % self._num_priorities,
         )
         if begun:
             buffer.generated(draw.randint(1, 200), 0.0)

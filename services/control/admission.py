@@ -26,7 +26,7 @@ from services.placement.run.reason import Reason
 from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 from services.placement.types import RequestId
 
-MAX_NEW = 16  # of the queue that a policy sees: it admits in the order of arrival
+MAX_NEW = 16  # of the queue that a policy sees, in its order, and the oldest of the others
 
 
 def phase_in_queue(request: SchedulerRequest, *, is_returning: bool) -> RunPhase:
@@ -96,11 +96,7 @@ class Admission(Generic[RequestT, KVT]):
 
     def snapshot(self, now_s: float) -> RunSnapshot:
         """Return what the policy is asked with: without requests that are held."""
-        rates, seen, num_new = self._meter.rates(), [], 0
-        for request, phase in self._places():
-            num_new += phase is RunPhase.NEW
-            if num_new <= MAX_NEW or phase is not RunPhase.NEW:
-                seen.append((request, phase))
+        rates, seen = self._meter.rates(), self._seen()
         shared = shared_prefixes([self._engine.stretches(request) for request, _ in seen])
         requests = [
             self._request(request, phase, now_s, prefixes)
@@ -126,6 +122,22 @@ class Admission(Generic[RequestT, KVT]):
         load_s = num_blocks * self._engine.shape.block_bytes / rates.h2d_bytes_per_s
         return 1.0 - load_s / max(load_s, rates.step_s or 0.0)
 
+    def _seen(self) -> list[tuple[RequestT, RunPhase]]:
+        """Return the requests that the policy sees: of the queue its head, and the oldest newcomer,
+        which may be less urgent than all of the head.
+        """
+        places = list(self._places())
+        new = [place for place in places if place[1] is RunPhase.NEW]
+        shown = new[:MAX_NEW]
+        oldest = min(new, key=lambda place: place[0].arrival_time, default=None)
+        if oldest is not None and oldest not in shown:
+            shown.append(oldest)
+        hidden = {id(request) for request, _ in new}.difference(id(one) for one, _ in shown)
+        return [place for place in places if id(place[0]) not in hidden]
+
+    def _priority(self, request: RequestT) -> int:
+        return self._engine.records[request.request_id].priority
+
     def _places(self) -> Iterator[tuple[RequestT, RunPhase]]:
         """Yield where requests are: first those that run, then the queue by arrival."""
         records = self._engine.records
@@ -140,7 +152,7 @@ class Admission(Generic[RequestT, KVT]):
                 yield request, phase_in_queue(request, is_returning=record.is_prepared)
 
     def _arrival(self, request: RequestT) -> tuple[int, float]:
-        return self._engine.records[request.request_id].priority, request.arrival_time
+        return self._priority(request), request.arrival_time
 
     def _request(
         self, request: RequestT, phase: RunPhase, now_s: float, prefixes: Sequence[int]
@@ -170,6 +182,8 @@ class Admission(Generic[RequestT, KVT]):
             least_answer_tokens=longer[0] if longer else 0,
             prefixes=prefixes,
             tokens_per_step=self._ledger.tokens_per_step_of(record),
+            priority=record.priority,
+            waited_s=record.waited_s if runs else record.away_s(now_s),
         )
 
     def _num_host_tokens(self, request: RequestT, record: RequestRecord[KVT]) -> int:

@@ -178,7 +178,7 @@ def _to_generation_request(
         prompt=prompt,
         sampling=sampling_from_proto(request.sampling, path="sampling", default=default),
         service_level=convert.checked_service_level(request.service_level),
-        priority=request.priority,
+        priority=request.priority if request.HasField("priority") else None,
         returns_prompt_ids=request.returns_prompt_ids,
         is_resumable=request.resumable,
         begun=convert.begun_from_proto(request.resume) if request.HasField("resume") else None,

@@ -78,7 +78,7 @@ class GenerationRequest:
     delivery: Delivery = Delivery.STREAMED
     echo: bool = False  # give the prompt back
     returns_prompt_ids: bool = False  # give the prompt's ids back
-    priority: int = 0  # lower is served first
+    priority: int | None = None  # lower is more urgent; None: the key's default, else 0
     tenant: str = ""  # whose it is; tenants share no cached prefixes of prompts
     cache_salt: str = ""  # nor do a tenant's requests with different ones
     session_id: str = ""  # its client's name for a conversation; empty: its text tells which

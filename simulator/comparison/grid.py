@@ -30,6 +30,7 @@ from simulator.workload import (
     burst_gaps,
     drawn_requests,
     gamma_gaps,
+    with_less_urgent,
     with_level,
 )
 
@@ -52,6 +53,7 @@ class Workload:
     trace: tuple[ArrivingRequest, ...] = ()
     num_requests: int = 60
     arrivals: Arrivals = field(default_factory=Arrivals)
+    less_urgent_frac: float = 0.0  # share of priority 1; 0: all have their own
 
     def name(self, path: Path | None) -> str:
         """Say in words what arrives; `path`: of the trace."""
@@ -68,6 +70,13 @@ class Workload:
         self, *, rate_per_s: float, seed: int, level: ServiceLevel
     ) -> list[ArrivingRequest]:
         """Return the requests; gaps of a trace are stretched or shrunk to the rate."""
+        requests = self._requests(rate_per_s=rate_per_s, seed=seed, level=level)
+        frac = self.less_urgent_frac
+        return with_less_urgent(requests, frac, seed) if frac else requests
+
+    def _requests(
+        self, *, rate_per_s: float, seed: int, level: ServiceLevel
+    ) -> list[ArrivingRequest]:
         if self.lengths is None:
             return with_level(at_rate(list(self.trace), rate_per_s), level)
         if self.arrivals.burst:

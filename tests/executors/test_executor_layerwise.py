@@ -104,6 +104,19 @@ async def test_a_prompt_larger_than_the_pool_gets_the_tokens_of_a_roomy_engine(
     assert metrics["vllm:evenflow_kv_step_stall_s_count"] > 0
 
 
+async def test_the_default_policy_takes_requests_of_all_priorities(gateway: GatewayStream) -> None:
+    sampling = gen.SamplingParams(temperature=0.0, max_tokens=4)
+    answers = await asyncio.gather(
+        *(
+            gateway.ask(f"priority{priority}", text=PROMPT, sampling=sampling, priority=priority)
+            for priority in (-3, 0, 7)
+        )
+    )
+
+    assert answers[0].ids == answers[1].ids == answers[2].ids
+    assert len(answers[0].ids) == 4
+
+
 async def test_a_prompt_that_was_asked_before_is_cached_but_for_whoever_has_another_salt(
     roomy: StockAnswers, executor: ExecutorProcess, gateway: GatewayStream
 ) -> None:

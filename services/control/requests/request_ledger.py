@@ -48,9 +48,7 @@ class RequestLedger:
         """Record who is part of a step."""
         self.last_scheduled = tuple(request_ids)
         for request_id in self.last_scheduled:
-            record = self.records[request_id]
-            if record.run_since_s is None:
-                record.run_since_s = now_s
+            self.records[request_id].scheduled(now_s)
 
     def placed(self) -> list[PlacedRequest]:
         """Return the requests of the newest step, their trunks, and where their KV is."""

@@ -46,6 +46,8 @@ class RequestRecord(Generic[KVT]):
     holds: dict[Hold, float] = field(default_factory=dict)  # and since when
     has_run: bool = False
     run_since_s: float | None = None  # of the first step since it was admitted; None: not yet
+    last_step_s: float | None = None  # that it was part of; None: of none yet
+    waited_s: float = 0.0  # before it last came in
     resumed_s: float | None = None  # end of its last hold
     reason: Reason | None = None  # of the run policy's decision in force; None: it did not see it
     num_parks: int = 0  # times that a run policy sent it to the queue
@@ -92,6 +94,16 @@ class RequestRecord(Generic[KVT]):
         self.floor = None
         for trunk in () if self.kv is None else self.kv.trunks:
             trunk.floor = None
+
+    def scheduled(self, now_s: float) -> None:
+        """Take in that it is part of a step."""
+        if self.run_since_s is None:
+            self.waited_s, self.run_since_s = self.away_s(now_s), now_s
+        self.last_step_s = now_s
+
+    def away_s(self, now_s: float) -> float:
+        """Return how long it has been part of no step, since it arrived at most."""
+        return now_s - (self.arrival_s if self.last_step_s is None else self.last_step_s)
 
     @property
     def waits_for_reader(self) -> bool:

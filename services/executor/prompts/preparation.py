@@ -50,6 +50,7 @@ from services.executor.types import (
 )
 from services.generation.prompts import ChatPrompt, Prompt
 from services.generation.sampling_params import SamplingParams
+from services.placement.presets import preset_of
 
 NO_PRIORITIES = Rejection(
     code=RejectCode.INVALID_ARGUMENT,
@@ -72,6 +73,8 @@ class Preparation:
             name: LoRARequest(name, number, path)
             for number, (name, path) in enumerate(settings.lora_modules.items(), start=1)
         }
+        by_vllm = llm.vllm_config.scheduler_config.policy == "priority"
+        self._has_priorities = by_vllm or preset_of(settings.acting_policy).has_priorities
         self._reads_clock = reads_clock(llm.model_config, self._tokenizer)
         self._supported_tasks: Any = ()
         self._parsers = ChatParsers(
@@ -102,7 +105,7 @@ class Preparation:
         traces. Raises `RejectedError`.
         """
         submission = submissions[0]
-        if submission.priority and self._schedules_in_order:
+        if submission.priority and not self._has_priorities:
             raise RejectedError(NO_PRIORITIES)
         if submission.resume is not None:
             size = self._llm.model_config.get_vocab_size()
@@ -270,11 +273,6 @@ class Preparation:
         """Return what vLLM's span of the request belongs to; None if vLLM makes none."""
         makes_spans = self._llm.observability_config.otlp_traces_endpoint is not None
         return submission.trace.headers if submission.trace and makes_spans else None
-
-    @property
-    def _schedules_in_order(self) -> bool:
-        policy: str = self._llm.vllm_config.scheduler_config.policy
-        return policy != "priority"
 
 
 def _reads_from_first(submission: Submission, parsed: ParsedChat | None) -> bool:

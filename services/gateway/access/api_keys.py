@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 
 import structlog
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from services.gateway.access.terms import DefaultRate, SloFloors
 from services.kit.errors import InvalidRequestError, UnauthenticatedError, UnavailableError
@@ -40,6 +48,8 @@ class ApiKey(SloFloors):
 
     # The least and the greatest that its requests may have; lower is served first.
     priorities: tuple[int, int] = (0, MAX_PRIORITY)
+    # Of requests that state none; None: 0, or what of `priorities` is nearest.
+    default_priority: int | None = None
 
     @field_validator("key")
     @classmethod
@@ -56,6 +66,13 @@ class ApiKey(SloFloors):
             raise ValueError("is not the least and the greatest priority")
         return range_
 
+    @model_validator(mode="after")
+    def _check_default_priority(self) -> "ApiKey":
+        least, greatest = self.priorities
+        if self.default_priority is not None and not least <= self.default_priority <= greatest:
+            raise ValueError("default_priority is not one of its priorities")
+        return self
+
     @property
     def digest(self) -> bytes:
         """Return the key's SHA-256."""
@@ -64,12 +81,16 @@ class ApiKey(SloFloors):
             return bytes.fromhex(secret.removeprefix(HASHED))
         return _digest(secret)
 
-    def check_priority(self, priority: int) -> None:
-        """Raise InvalidRequestError if its requests may not have `priority`."""
+    def priority(self, stated: int | None) -> int:
+        """Return a request's priority. Raises InvalidRequestError for one it may not state."""
         least, greatest = self.priorities
-        if not least <= priority <= greatest:
+        if stated is None:
+            default = self.default_priority
+            return min(greatest, max(least, 0)) if default is None else default
+        if not least <= stated <= greatest:
             rule = f"this API key may state {least} to {greatest}"
             raise InvalidRequestError(f"priority: {rule}", field="priority")
+        return stated
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ApiKey) and self.name == other.name

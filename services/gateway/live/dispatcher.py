@@ -344,7 +344,7 @@ class Dispatcher:
         for request in requests:
             floors = self._floors(request.model)
             if caller is not None:
-                caller.check_priority(request.priority)
+                caller.priority(request.priority)
                 floors = caller.over(floors)
             floors.check(request.service_level)
 
@@ -384,7 +384,13 @@ class Dispatcher:
         own_id = RequestId(own_request_id(request.request_id))
         caller = current_caller()
         tenant = caller.name if caller else ""
-        request = replace(request, request_id=own_id, tenant=tenant, fair_key=fair_key())
+        request = replace(
+            request,
+            request_id=own_id,
+            tenant=tenant,
+            fair_key=fair_key(),
+            priority=caller.priority(request.priority) if caller else request.priority or 0,
+        )
         generation = Generation(
             request,
             pacer=self._pacer,

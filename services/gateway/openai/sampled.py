@@ -165,7 +165,7 @@ class SampledBody(StrictBody):
     min_tokens: int = Field(default=0, ge=0, le=limits.MAX_TOKENS)
     stop_token_ids: TokenIds = Field(default_factory=list)
     ignore_eos: bool = False
-    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     cache_salt: CacheSalt = ""
     session_id: SessionId = ""
     prompt_cache_key: SessionId = ""

@@ -34,6 +34,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from services.placement.run.evenflow_rules import DEFAULT_RULES, EvenflowRules
 from services.placement.run.larger_than_pool import decide_beside
+from services.placement.run.newcomers import in_line
+from services.placement.run.priorities import decide_by_priority
 from services.placement.run.promise import LEAST_TURN_S, Promise, can_take_turns, sure_ones
 from services.placement.run.prompts import are_hidden, chunk_tokens, prompts_s
 from services.placement.run.reason import Reason
@@ -49,7 +51,6 @@ from services.placement.run.types import (
 from services.placement.types import RequestId
 
 NO_SPARE = math.inf
-UNSTATED_TTFT_S = 60.0  # the TTFT SLO of who states none, as far as his place in line goes
 NEXT_TOKENS = 1  # that everybody who runs must have room for: nobody leaves earlier than he must
 AHEAD_TOKENS = 2  # that everybody has room for beside somebody who joins
 MOST_TRIES = 4  # of parked ones that do not fit into room that is left
@@ -65,22 +66,12 @@ def decide(snapshot: RunSnapshot, rules: EvenflowRules = DEFAULT_RULES) -> RunDe
     blocks = snapshot.blocks(growth=AHEAD_TOKENS)
     large = [r for r in snapshot.requests if blocks[r.request_id] > num_blocks]
     if not large:
-        return _decide(snapshot, rules)
-    return decide_beside(large, snapshot, rules, lambda others: _decide(others, rules))
+        return _decide_by_priority(snapshot, rules)
+    return decide_beside(large, snapshot, rules, lambda others: _decide_by_priority(others, rules))
 
 
-def in_line(queue: Sequence[RunRequest]) -> list[RunRequest]:
-    """Return newcomers in the order in which they are taken: whose first token is due first.
-
-    Who states no TTFT SLO stands where one of `UNSTATED_TTFT_S` would: so those who wait for their
-    first token pass those who do not say that they do, and nobody who has waited for so long.
-    """
-    return sorted(queue, key=_first_due_s)
-
-
-def _first_due_s(request: RunRequest) -> float:
-    slo_s = UNSTATED_TTFT_S if request.slo_ttft_s is None else request.slo_ttft_s
-    return slo_s - request.arrival_age_s
+def _decide_by_priority(snapshot: RunSnapshot, rules: EvenflowRules) -> RunDecision:
+    return decide_by_priority(snapshot, rules, lambda urgent: _decide(urgent, rules))
 
 
 def _decide(snapshot: RunSnapshot, rules: EvenflowRules) -> RunDecision:

@@ -28,6 +28,8 @@ class EvenflowRules:
     aside_patience_s: float = 60.0  # after which one that is larger than the pool gets a turn
     aside_turn_s: float = 6.0
     aside_leave_s: float = 1.0  # the first turn ends so soon when others come
+    raised_after_s: float = 60.0  # of waiting, one request at a time is as urgent as any
+    raised_turn_s: float = 6.0  # and stays so for as long once it runs
 
 
 DEFAULT_RULES = EvenflowRules()

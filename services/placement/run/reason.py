@@ -17,12 +17,14 @@ class Reason(Enum):
     # It leaves.
     OUTGROWN = "outgrown"
     GAVE_PLACE = "gave_place"
+    YIELDED = "yielded"
     OTHERS_TURN = "others_turn"
     # It waits.
     IN_HAND = "in_hand"
     NO_ROOM = "no_room"
     BEHIND = "behind"
     PROMPTS = "prompts"
+    LESS_URGENT = "less_urgent"
     TOO_LARGE = "too_large"
     # A policy that says no more than what becomes of it.
     RUN = "run"
@@ -50,11 +52,13 @@ _TEXTS = {
     Reason.TURN: "larger than the pool: it has its turn, alone",
     Reason.OUTGROWN: "the batch outgrew the pool, and this one could best be spared",
     Reason.GAVE_PLACE: "its reader has tokens in hand: another request took its place",
+    Reason.YIELDED: "more urgent requests need its blocks",
     Reason.OTHERS_TURN: "a request that is larger than the pool has its turn",
     Reason.IN_HAND: "its reader has tokens in hand",
     Reason.NO_ROOM: "there is no room for it yet",
     Reason.BEHIND: "it stands behind a request that there is no room for",
     Reason.PROMPTS: "as many prompts are computed as readers make room for",
+    Reason.LESS_URGENT: "more urgent requests wait for room",
     Reason.TOO_LARGE: "larger than the pool: it waits for its turn",
     Reason.RUN: "the run policy lets it run",
     Reason.SENT: "the run policy sent it to the queue",

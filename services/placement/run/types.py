@@ -50,6 +50,9 @@ class RunRequest:
     least_answer_tokens: int = 0  # lower bound of the predicted length; 0: nothing is predicted
     prefixes: Sequence[int] = ()  # what it shares with others: indices of `prefix_rows`
     tokens_per_step: float = 1.0  # of its answer, that a decode step brings it, >= 1
+    priority: int = 0  # lower is more urgent, as in vLLM
+    # Since it was last part of a step, or arrived; of one that runs: before it came in.
+    waited_s: float = 0.0
 
     @property
     def num_tokens(self) -> int:

@@ -176,6 +176,21 @@ def test_of_a_long_queue_the_first_are_shown_and_nobody_else_is_left_out() -> No
     assert bench.engine.looked_up == names
 
 
+def test_of_a_long_queue_the_oldest_is_shown_however_urgent_the_others_are() -> None:
+    bench = Bench()
+    for name in ("oldest", "old"):
+        bench.add(name, RunPhase.NEW)
+        bench.engine.records[name].priority = 1
+    for number in range(40):
+        bench.add(f"n{number}", RunPhase.NEW)
+
+    bench.before_schedule()
+
+    shown = bench.asked[0].requests
+    assert [r.request_id for r in shown] == [*(f"n{n}" for n in range(MAX_NEW)), "oldest"]
+    assert [(r.priority, r.waited_s) for r in (shown[0], shown[-1])] == [(0, 5.0), (1, 5.0)]
+
+
 def test_the_queue_is_shown_by_priority_and_arrival_whatever_its_order() -> None:
     bench = Bench()
     for name in ("late", "early", "urgent"):

@@ -2,7 +2,8 @@
 
 import random
 import statistics
-from itertools import islice
+from dataclasses import replace
+from itertools import islice, repeat
 
 import pytest
 
@@ -14,6 +15,7 @@ from simulator.workload import (
     gamma_gaps,
     published_lengths,
     with_leavers,
+    with_less_urgent,
 )
 
 
@@ -68,3 +70,15 @@ def test_so_large_a_share_of_readers_leaves_wherever_in_the_answer() -> None:
     assert all(
         one.leaves_after in (None, other.leaves_after) for one, other in zip(few, many, strict=True)
     )
+
+
+def test_a_share_of_requests_is_less_urgent_and_the_same_for_a_seed() -> None:
+    asked = drawn_requests(
+        repeat(1.0), (constant_length(8), constant_length(8)), num_requests=200, seed=1
+    )
+    half, again, other = (with_less_urgent(asked, 0.5, seed) for seed in (1, 1, 2))
+
+    assert half == again != other
+    assert 70 < sum(one.priority for one in half) < 130
+    assert [one.priority for one in with_less_urgent(asked, 1.0, 1)] == [1] * 200
+    assert [replace(one, priority=0) for one in half] == asked

@@ -40,6 +40,22 @@ def test_a_request_runs_since_its_first_step_after_it_was_admitted() -> None:
     assert record.run_since_s == 23.0
 
 
+def test_a_wait_is_since_the_last_step_or_the_arrival_and_is_known_after_it() -> None:
+    ledger = ledger_of("a")
+    record = ledger.records["a"]
+    assert record.away_s(14.0) == 4.0
+    record.enter(State.RUNNING)
+    ledger.scheduled(["a"], 15.0)
+    ledger.scheduled(["a"], 16.0)
+    assert record.waited_s == 5.0
+
+    record.preempted()
+    assert record.away_s(18.0) == 2.0
+    record.enter(State.RUNNING)
+    ledger.scheduled(["a"], 24.0)
+    assert record.waited_s == 8.0
+
+
 def test_only_complete_answers_teach_lengths_but_every_end_is_one() -> None:
     ledger = ledger_of()
     ledger.ended(30.0, num_output_tokens=None)

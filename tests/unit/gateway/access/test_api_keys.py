@@ -105,12 +105,31 @@ def test_requests_of_a_key_have_a_priority_in_its_range() -> None:
     (default,) = parse_api_keys(GOOD)
     (urgent,) = parse_api_keys(GOOD + "priorities = [-2, 3]")
 
-    default.check_priority(0)
-    urgent.check_priority(-2)
-    urgent.check_priority(3)
+    assert default.priority(0) == 0
+    assert [urgent.priority(stated) for stated in (-2, 3)] == [-2, 3]
     for key, priority in ((default, -1), (urgent, -3), (urgent, 4)):
         with pytest.raises(InvalidRequestError):
-            key.check_priority(priority)
+            key.priority(priority)
+
+
+@pytest.mark.parametrize(
+    ("entry", "priority"),
+    [
+        ("", 0),
+        ("priorities = [5, 9]", 5),
+        ("priorities = [-9, -5]", -5),
+        ("priorities = [0, 9]\ndefault_priority = 7", 7),
+        ("default_priority = 0", 0),
+    ],
+)
+def test_a_request_that_states_no_priority_has_its_key_s(entry: str, priority: int) -> None:
+    (key,) = parse_api_keys(GOOD + entry)
+    assert key.priority(None) == priority
+
+
+def test_a_key_s_default_is_one_of_its_priorities() -> None:
+    with pytest.raises(ValueError, match="default_priority"):
+        parse_api_keys(GOOD + "priorities = [0, 5]\ndefault_priority = 6")
 
 
 def test_a_file_that_is_not_there_stops_the_process(tmp_path, monkeypatch) -> None:

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.placement.run.evenflow import UNSTATED_TTFT_S, decide, in_line
+from services.placement.run.evenflow import decide
 from services.placement.run.evenflow_rules import DEFAULT_RULES
+from services.placement.run.newcomers import UNSTATED_TTFT_S, in_line
 from services.placement.run.promise import Promise, reading_fracs, sure_ones
 from services.placement.run.prompts import are_hidden
 from services.placement.run.reason import Reason
