@@ -1,38 +1,79 @@
-"""`evenflow watch`: what an engine's scheduler sees, live."""
+"""`evenflow watch`: what an engine's scheduler sees, live, or what all executors have."""
+
+import time
 
 import click
+from rich.console import Console
+from rich.live import Live
 
+from cli.client.endpoint import AnswerError, Endpoint, endpoint_at
 from cli.client.engine_view import display_for
 from cli.client.engine_watch import EngineWatch, WatchError
+from cli.client.fleet import fleet_picture, read_fleet
+from cli.local.settings import StackSettings
 from cli.local.stacks import NoStackError, only_stack
 from cli.serve import NAMED, ending_in_sentences
 
 UPDATES_PER_S = 8.0
+FLEET_INTERVAL_S = 1.0
 
 
 @click.command("watch")
 @click.option("--executor", metavar="HOST:PORT", help="its gRPC address; the local stack's")
+@click.option("--fleet", is_flag=True, help="Show all executors, and what readers have in hand.")
+@click.option("--url", help="With --fleet: a gateway's; the local stack's.")
+@click.option(
+    "--api-key",
+    default="",
+    envvar="OPENAI_API_KEY",
+    show_envvar=True,
+    help="Where the gateway asks for one.",
+)
 @NAMED
-def command(executor: str | None, name: str | None) -> None:
+def command(
+    executor: str | None, fleet: bool, url: str | None, api_key: str, name: str | None
+) -> None:
     """Show requests, deposits, layers and steps of an engine, until Ctrl-C."""
     with ending_in_sentences():
-        engine = EngineWatch(executor or _local_executor(name), updates_per_s=UPDATES_PER_S)
-        display = display_for()
-        try:
-            for state in engine.states():
-                display.show(state)
-        except WatchError as error:
-            raise click.ClickException(str(error)) from error
-        finally:
-            display.close()
+        if fleet:
+            _watch_fleet(endpoint_at(url or _local_stack(name).base_url, api_key))
+        else:
+            _watch_engine(executor or _local_stack(name).address("executor"))
 
 
-def _local_executor(name: str | None) -> str:
-    """Return the gRPC address of a local stack's executor. Raises NoStackError."""
+def _watch_engine(executor: str) -> None:
+    engine = EngineWatch(executor, updates_per_s=UPDATES_PER_S)
+    display = display_for()
+    try:
+        for state in engine.states():
+            display.show(state)
+    except WatchError as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        display.close()
+
+
+def _watch_fleet(endpoint: Endpoint) -> None:
+    """Redraw the fleet on a terminal, print it once elsewhere."""
+    console = Console()
+    try:
+        if not console.is_terminal:
+            console.print(fleet_picture(read_fleet(endpoint)))
+            return
+        with Live(console=console, auto_refresh=False) as live:
+            while True:
+                live.update(fleet_picture(read_fleet(endpoint)), refresh=True)
+                time.sleep(FLEET_INTERVAL_S)
+    except AnswerError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _local_stack(name: str | None) -> StackSettings:
+    """Return a local stack's settings. Raises NoStackError."""
     settings = only_stack(name)
     if settings is None:
         raise NoStackError(
-            "no stack runs here: `evenflow serve MODEL` starts one, and --executor HOST:PORT "
-            "watches an executor elsewhere"
+            "no stack runs here: `evenflow serve MODEL` starts one, --executor HOST:PORT "
+            "watches an executor elsewhere, and --fleet --url URL what a gateway's tracker knows"
         )
-    return settings.address("executor")
+    return settings

@@ -51,6 +51,20 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "executors that are connected go with what the tracker has forgotten",
+        "services/gateway/executors/directory.py",
+        "outlasts=True",
+        "outlasts=False",
+        ("tests/integration/test_gateway_directory.py",),
+    ),
+    Mutation(
+        "requests that have ended are shown in the fleet",
+        "services/gateway/executors/directory.py",
+        "_STATES.get(one.state) not in _ENDED",
+        "True",
+        ("tests/integration/test_gateway_directory.py",),
+    ),
+    Mutation(
         "an executor whose address is gone gets new requests",
         "services/gateway/executors/link.py",
         "if self.is_gone or self._session is None:",
@@ -1039,7 +1053,7 @@ MUTATIONS = (
     ),
     Mutation(
         "an older sender overwrites a newer one",
-        "services/tracker/memory_store.py",
+        "lab/memory_tracker_store.py",
         "if stored is not None and stored.offer.epoch > writer.epoch:",
         "if False:",
         ("tests/contract/test_tracker_store.py",),

@@ -11,6 +11,7 @@ MODULES = {
     "half-open": "half_open",
     "large-chats": "large_chats",
     "thinking": "thinking",
+    "routing": "routing",
     "tracker": "tracker_reports",
     "vllm": "vllm_server",
 }

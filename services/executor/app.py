@@ -4,6 +4,7 @@ import asyncio
 import gc
 import multiprocessing
 import os
+import socket
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -59,7 +60,7 @@ async def serve(settings: ExecutorSettings) -> int:
     engine = await _load_engine(settings, stop)
     front.serve(engine)
     await server.mark_serving()
-    lease = _start_lease(settings, server.port, tracker, engine)
+    lease = _start_lease(settings, server.port, tracker, front)
     accounts = asyncio.create_task(Accounts(front, engine).run(), name="accounts")
     beats = asyncio.create_task(front.beat(), name="beats")
     await _first_of(stop, engine.died)
@@ -115,16 +116,22 @@ def _abandon_loading() -> NoReturn:
 
 
 def _start_lease(
-    settings: ExecutorSettings, port: int, tracker: TrackerClient | None, engine: "Engine"
+    settings: ExecutorSettings, port: int, tracker: TrackerClient | None, front: Front
 ) -> asyncio.Task[None] | None:
     if tracker is None:
         return None
-    address = settings.advertised_address or f"{settings.host}:{port}"
+    address = settings.advertised_address or f"{_reachable(settings.host)}:{port}"
     lease = asyncio.create_task(
-        tracker.run(address=address, model=settings.model_id, get_load=engine.load), name="lease"
+        tracker.run(address=address, model=settings.model_id, get_load=front.load_for_gateways),
+        name="lease",
     )
     lease.add_done_callback(_on_lease_end)
     return lease
+
+
+def _reachable(host: str) -> str:
+    """Return where others reach a host that listens there: by its name, if everywhere."""
+    return socket.gethostname() if host in ("0.0.0.0", "::") else host
 
 
 def _on_lease_end(lease: asyncio.Task[None]) -> None:

@@ -46,7 +46,7 @@ class ExecutorSettings(ServiceSettings):
     metrics_port: int = Field(default=9051, ge=0, le=65535)  # 0 picks a free port
     # Stable name, by default the host's: two executors on one host each need their own.
     id: str = Field(default_factory=socket.gethostname, pattern=f"^{VALID_REQUEST_ID.pattern}$")
-    advertised_address: str = ""  # "host:port" for gateways; empty: `host` and the gRPC port
+    advertised_address: str = ""  # "host:port" for gateways; empty: `host`, or this host's name
     tracker: str = "127.0.0.1:50053"  # "host:port"; empty: report to nobody
     otlp_traces_endpoint: OtlpEndpoint = ""  # where traces go; empty: there are none
 

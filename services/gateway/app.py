@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import uvicorn
@@ -24,7 +24,8 @@ from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
 from services.gateway.access.api_keys import ApiKeys
 from services.gateway.access.key_sources import FileKeys, KeySource, RedisKeys, follow
 from services.gateway.executors import discovery
-from services.gateway.executors.discovery import DnsSource, Place
+from services.gateway.executors.directory import TrackerDirectory
+from services.gateway.executors.discovery import DnsSource, Place, Source
 from services.gateway.executors.fleet import Fleet
 from services.gateway.executors.gauges import ExecutorGauges, InHand
 from services.gateway.executors.heartbeat import StallLimits
@@ -51,6 +52,9 @@ from services.kit.telemetry import log, metrics
 from services.kit.telemetry.tracing import Tracing
 from services.kit.tls import renew_with_files
 from services.reporting.reporter import Sender, SenderKind, TrackerReporter
+
+if TYPE_CHECKING:
+    from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceAsyncStub
 
 logger = structlog.get_logger()
 
@@ -90,8 +94,8 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     tracing = Tracing("evenflow-gateway", settings.otlp_traces_endpoint)
     pacer = Pacer(clock=clock.monotonic_s, timer=_call_later)
     news = asyncio.Event()  # executors have come or gone
-    fleet = _fleet(settings, news)
-    async with _reports(settings) as reports, asyncio.TaskGroup() as tasks:
+    async with _tracker(settings) as (directory, reports), asyncio.TaskGroup() as tasks:
+        fleet = _fleet(settings, directory, news)
         background = [tasks.create_task(fleet.run())]
         dispatcher = Dispatcher(
             fleet.links,
@@ -114,7 +118,9 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             return dispatcher.is_leaving
 
         watches = Watches(fleet.links, is_leaving=is_leaving)
-        app = make_app(dispatcher, streams, watches, keepalive_s=settings.sse_keepalive_s)
+        app = make_app(
+            dispatcher, streams, watches, directory, keepalive_s=settings.sse_keepalive_s
+        )
         http_server = _http_server(app, settings, keys, tracing, is_leaving)
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
@@ -221,7 +227,9 @@ def _http_server(
     return _HttpServer(_http_config(edge, settings))
 
 
-def _fleet(settings: GatewaySettings, news: asyncio.Event) -> Fleet:
+def _fleet(
+    settings: GatewaySettings, directory: TrackerDirectory | None, news: asyncio.Event
+) -> Fleet:
     options = LinkOptions(
         gateway_id=settings.name,
         transport=settings.transport,
@@ -234,7 +242,11 @@ def _fleet(settings: GatewaySettings, news: asyncio.Event) -> Fleet:
         return ExecutorLink(place.address, own, clock=clock.monotonic_s, changed=news.set)
 
     names = settings.executor_names
-    sources = [DnsSource(host, port, resolver=discovery.resolve) for host, port in names]
+    sources: list[Source] = [
+        DnsSource(host, port, resolver=discovery.resolve) for host, port in names
+    ]
+    if settings.asks_tracker and directory is not None:
+        sources.append(directory)
     return Fleet(settings.executor_addresses, sources, make_link=make_link, changed=news.set)
 
 
@@ -284,18 +296,23 @@ async def _drain(dispatcher: Dispatcher, rpc_server: ServiceServer, timeout_s: f
 
 
 @asynccontextmanager
-async def _reports(settings: GatewaySettings) -> AsyncIterator[DeliveryReports]:
-    """Report to the tracker while the block runs; afterwards send what is left."""
+async def _tracker(
+    settings: GatewaySettings,
+) -> AsyncIterator[tuple[TrackerDirectory | None, DeliveryReports]]:
+    """Report to the tracker, if there is one, while the block runs; afterwards send what is left.
+    Yields what it can be asked, and where reports go.
+    """
     if not settings.tracker:
-        yield NoReports()
+        yield None, NoReports()
         return
     sender = Sender(kind=SenderKind.GATEWAY, id=settings.name, epoch=clock.process_epoch())
     async with make_channel(settings.tracker, transport=settings.transport) as channel:
-        reporter = TrackerReporter(TrackerServiceStub(channel), sender=sender)
+        stub: TrackerServiceAsyncStub = TrackerServiceStub(channel)
+        reporter = TrackerReporter(stub, sender=sender)
         async with asyncio.TaskGroup() as tasks:
             reporting = tasks.create_task(reporter.run())
             try:
-                yield reporter
+                yield TrackerDirectory(stub), reporter
             finally:
                 reporting.cancel()
         await reporter.flush(settings.tracker_flush_timeout_s)

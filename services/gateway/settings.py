@@ -21,7 +21,7 @@ MAX_EDGE_MESSAGE_BYTES = 16 << 20  # of gRPC; the prompt of a context of a milli
 _ADDRESS = re.compile(r"[^\s:,]+:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 
 
-_DNS = "dns:"
+_DNS, _TRACKER = "dns:", "tracker:"
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/,@?#]+")
 
@@ -38,7 +38,8 @@ class GatewaySettings(ServiceSettings):
     http_port: int = Field(default=8000, ge=0, le=65535)  # OpenAI API; 0 picks a free port
     grpc_port: int = Field(default=50050, ge=0, le=65535)  # 0 picks a free port
     metrics_port: int = Field(default=9050, ge=0, le=65535)  # 0 picks a free port
-    # "host:port,dns:NAME:PORT", at least one: addresses, and names of which each address is one.
+    # "host:port,dns:NAME:PORT,tracker:", at least one: addresses, names of which each address is an
+    # executor, and all that hold a lease of the tracker.
     executors: str = "127.0.0.1:50051"
     tracker: str = "127.0.0.1:50053"  # host:port; empty: progress is not recorded
     # Stable name; empty: host name and HTTP port, so give one if that port is 0.
@@ -171,7 +172,8 @@ class GatewaySettings(ServiceSettings):
     def _check_executors(cls, value: str) -> str:
         entries = [part.strip() for part in value.split(",")]
         for entry in entries:
-            _checked_address(entry.removeprefix(_DNS))
+            if entry != _TRACKER:
+                _checked_address(entry.removeprefix(_DNS))
         if len(set(entries)) != len(entries):
             raise ValueError("an address is listed twice")
         return ",".join(entries)
@@ -196,7 +198,9 @@ class GatewaySettings(ServiceSettings):
 
     @field_validator("tracker")
     @classmethod
-    def _check_tracker(cls, value: str) -> str:
+    def _check_tracker(cls, value: str, info: ValidationInfo) -> str:
+        if not value and _TRACKER in info.data.get("executors", "").split(","):
+            raise ValueError(f'executors has "{_TRACKER}", which needs it')
         return value and _checked_address(value)
 
     @property
@@ -211,12 +215,20 @@ class GatewaySettings(ServiceSettings):
     @property
     def executor_addresses(self) -> tuple[str, ...]:
         """Return the addresses that are stated."""
-        return tuple(one for one in self.executors.split(",") if not one.startswith(_DNS))
+        entries = self.executors.split(",")
+        return tuple(one for one in entries if one != _TRACKER and not one.startswith(_DNS))
+
+    @property
+    def asks_tracker(self) -> bool:
+        """Say whether executors are those that hold a lease of the tracker."""
+        return _TRACKER in self.executors.split(",")
 
     @property
     def executor_names(self) -> tuple[tuple[str, int], ...]:
         """Return hosts' names and ports of which each address is an executor."""
-        found = [one.removeprefix(_DNS) for one in self.executors.split(",") if _DNS in one]
+        found = [
+            one.removeprefix(_DNS) for one in self.executors.split(",") if one.startswith(_DNS)
+        ]
         return tuple((name, int(port)) for name, _, port in (one.rpartition(":") for one in found))
 
     @property

@@ -1,4 +1,4 @@
-"""Where requests and leases are recorded. `MemoryTrackerStore` is the reference; Redis must match.
+"""Where requests and leases are recorded. Redis does it; `lab.memory_tracker_store` says how.
 
 Every method is atomic per executor, and idempotent: senders repeat what got no answer.
 All but the memory store may raise StoreUnavailableError.
@@ -7,10 +7,10 @@ All but the memory store may raise StoreUnavailableError.
 from collections.abc import Sequence
 from typing import Protocol
 
+from services.reporting.load import ExecutorLoad
 from services.tracker.types import (
     DeliveredProgress,
     ExecutorId,
-    ExecutorLoad,
     ExecutorOffer,
     ExecutorWriter,
     GatewayWriter,

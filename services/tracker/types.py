@@ -10,6 +10,7 @@ from typing import Annotated, NewType, TypeAlias
 from services.generation.lifecycle import FINAL_STATES, RequestStatus
 from services.pacing.types import ServiceLevel
 from services.placement.ranges import AtMost, Count, PositiveInt, Within
+from services.reporting.load import ExecutorLoad
 
 ExecutorId = NewType("ExecutorId", str)
 RequestId = NewType("RequestId", str)
@@ -37,7 +38,6 @@ ExecutorName: TypeAlias = Annotated[ExecutorId, Name()]
 GatewayName: TypeAlias = Annotated[GatewayId, Name()]
 Text: TypeAlias = Annotated[str, AtMost(MAX_TEXT_LENGTH)]
 Epoch: TypeAlias = Annotated[int, Within(1, MAX_EPOCH)]  # microseconds since 1970
-Fraction: TypeAlias = Annotated[float, Within(0.0, 1.0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,15 +53,6 @@ class RequestKey:
 
     executor_id: ExecutorName
     request_id: Annotated[RequestId, AtMost(128)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorLoad:
-    """Load of an executor at the moment of sending."""
-
-    num_running_reqs: Count = 0
-    num_waiting_reqs: Count = 0
-    kv_cache_usage_frac: Fraction = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

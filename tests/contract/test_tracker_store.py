@@ -8,17 +8,17 @@ from collections.abc import AsyncIterator
 import pytest
 import redis.asyncio
 
+from lab.memory_tracker_store import MemoryTrackerStore
 from lab.stack.redis_server import RedisServer
 from services.generation.lifecycle import EDGES, REACHABLE, RequestStatus
 from services.pacing.types import ServiceLevel
+from services.reporting.load import ExecutorLoad
 from services.tracker.errors import LeaseExpiredError, StaleEpochError
-from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.redis.store import RedisTrackerStore
 from services.tracker.store import TrackerStore
 from services.tracker.types import (
     DeliveredProgress,
     ExecutorId,
-    ExecutorLoad,
     ExecutorOffer,
     ExecutorWriter,
     GatewayId,
@@ -120,7 +120,7 @@ async def bring_to(store: TrackerStore, state: RequestStatus) -> None:
 
 
 async def test_a_lease_is_listed_with_what_the_executor_said(world: World) -> None:
-    load = ExecutorLoad(num_running_reqs=3, num_waiting_reqs=2, kv_cache_usage_frac=0.1)
+    load = ExecutorLoad(num_running_reqs=3, num_newcomers=2, kv_unavailable_frac=0.1)
 
     await world.store.register_executor(make_offer(load=load))
 

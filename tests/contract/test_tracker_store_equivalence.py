@@ -9,17 +9,17 @@ import redis.asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lab.memory_tracker_store import MemoryTrackerStore
 from lab.stack.redis_server import RedisServer
 from services.generation.lifecycle import RequestStatus
 from services.kit.errors import ServiceError
 from services.pacing.types import ServiceLevel
-from services.tracker.memory_store import MemoryTrackerStore
+from services.reporting.load import ExecutorLoad
 from services.tracker.redis.store import RedisTrackerStore
 from services.tracker.store import TrackerStore
 from services.tracker.types import (
     DeliveredProgress,
     ExecutorId,
-    ExecutorLoad,
     ExecutorOffer,
     ExecutorWriter,
     GatewayId,
@@ -51,8 +51,8 @@ keys = st.builds(
 loads = st.builds(
     ExecutorLoad,
     num_running_reqs=st.integers(0, 3),
-    num_waiting_reqs=st.integers(0, 3),
-    kv_cache_usage_frac=st.floats(0, 1),
+    num_newcomers=st.integers(0, 3),
+    kv_unavailable_frac=st.floats(0, 1),
 )
 offers = st.builds(
     ExecutorOffer,

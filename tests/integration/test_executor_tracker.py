@@ -9,15 +9,15 @@ from grpc import aio
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from lab.memory_tracker_store import MemoryTrackerStore
 from lab.stack.ports import free_port
 from services.executor.serving import tracker_client
 from services.executor.serving.tracker_client import TrackerClient
-from services.executor.types import EngineLoad
 from services.generation.lifecycle import RequestStatus
 from services.kit.errors import ConflictError
 from services.kit.rpc import Context, make_channel
 from services.kit.server import ServiceServer
-from services.tracker.memory_store import MemoryTrackerStore
+from services.reporting.load import ExecutorLoad
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
 
@@ -109,7 +109,7 @@ async def client(tracker: ServedTracker) -> AsyncIterator[TrackerClient]:
             client.run(
                 address="host:50051",
                 model="m",
-                get_load=lambda: EngineLoad(num_running_reqs=3, kv_cache_usage_frac=0.5),
+                get_load=lambda: ExecutorLoad(num_running_reqs=3, deposit_s=0.5),
             )
         )
         yield client
@@ -163,7 +163,7 @@ async def test_the_lease_says_who_serves_what_under_which_load(
     assert (executor.executor_id, executor.epoch) == ("ex0", EPOCH)
     assert (executor.address, executor.model) == ("host:50051", "m")
     assert executor.load.num_running_reqs == 3
-    assert executor.load.kv_cache_usage_frac == 0.5
+    assert executor.load.deposit_s == 0.5
 
 
 async def test_the_lease_outlives_its_ttl_while_the_executor_runs(
@@ -234,7 +234,7 @@ async def test_a_released_lease_is_gone_at_once(
     await tracker.start()
     async with make_channel(tracker.address) as channel:
         client = TrackerClient(channel, executor_id="ex0", epoch=EPOCH)
-        running = asyncio.create_task(client.run(address="h:1", model="m", get_load=EngineLoad))
+        running = asyncio.create_task(client.run(address="h:1", model="m", get_load=ExecutorLoad))
         await snapshot_when(stub, has_lease)
         running.cancel()
         await asyncio.wait([running])

@@ -18,7 +18,7 @@ from services.gateway.settings import MAX_EDGE_MESSAGE_BYTES
 from services.kit.transport import PLAIN
 from services.reporting.load import ExecutorLoad
 from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor, Script, Session
-from tests.gateways import Client, chat_body, gateway_for, stream_body, until
+from tests.gateways import Client, chat_body, gateway_for, started, stream_body, until
 
 STOPPED = pb.Ending(finish_reason=gen.FINISH_REASON_STOP)
 
@@ -265,13 +265,14 @@ async def test_own_requests_stand_in_for_a_load_that_cannot_be(pair, impossible)
 
 
 async def test_own_requests_count_until_a_report_has_them(pair) -> None:
-    first, _, client = pair
+    first, second, client = pair
     candidate = client.gateway.dispatcher.placing._candidates
     first.script.generating.clear()
     tell(first, pb.Load(prefill_tps=100))
-    await until(lambda: any(loads_of(client)))
+    tell(second, pb.Load(prefill_tps=1, num_newcomer_tokens=10**6))
+    await until(lambda: None not in loads_of(client))
     stream = start_stream(client, "r")
-    await first.until(lambda: bool(first.submits))
+    await until(lambda: any(live.home for live in client.gateway.dispatcher._live.values()))
     unreported = [one.num_unreported_tokens for one in candidate()]
     tell(first, pb.Load(prefill_tps=100, num_newcomers=1, num_newcomer_tokens=NUM_PROMPT_TOKENS))
     await until(lambda: expected_wait_s(candidate()[0]) == NUM_PROMPT_TOKENS / 100)
@@ -300,6 +301,22 @@ async def test_the_turns_of_a_conversation_go_to_one_executor_that_caches_prefix
     )
     assert not set(first) & set(second)
     assert sorted(first + second) == sorted(["a0", "b0", "c0", "d0", "e0"] * 3)
+
+
+async def test_a_session_has_a_home_whatever_its_requests_begin_with() -> None:
+    executors = [FakeExecutor(executor_id=f"executor-{k}", caches_prefixes=True) for k in range(2)]
+    async with started(*executors), gateway_for(*executors) as client:
+        await until(lambda: all(executor.session for executor in executors))
+        await client.wait_ready()
+        for text in "abc":
+            for session in ("s1", "s2", "s3", "s4"):
+                headers = {"x-session-id": session}
+                body = chat_body(messages=[{"role": "user", "content": f"{text} {session}"}])
+                await client.http.post("/v1/chat/completions", json=body, headers=headers)
+    asked = [[one.chat.messages[0].content[2:] for one in e.submits] for e in executors]
+
+    assert not set(asked[0]) & set(asked[1])
+    assert sorted(asked[0] + asked[1]) == ["s1"] * 3 + ["s2"] * 3 + ["s3"] * 3 + ["s4"] * 3
 
 
 async def test_a_silent_executor_passes_the_request_to_the_next() -> None:

@@ -12,6 +12,7 @@ from lab.stack.ports import free_port
 from lab.stack.redis_server import RedisServer
 from services.generation.lifecycle import RequestStatus
 from services.kit.clock import wall_s
+from services.reporting.load import ExecutorLoad
 from services.tracker.errors import StoreUnavailableError
 from services.tracker.redis.codec import GRACE_S
 from services.tracker.redis.keys import keys_of
@@ -19,7 +20,6 @@ from services.tracker.redis.store import RedisTrackerStore
 from services.tracker.types import (
     DeliveredProgress,
     ExecutorId,
-    ExecutorLoad,
     ExecutorOffer,
     ExecutorWriter,
     GatewayId,

@@ -10,10 +10,11 @@ import redis
 from lab.stack.redis_server import RedisServer
 from services.kit.clock import wall_s
 from services.kit.redis_url import open_redis_blocking
+from services.reporting.load import ExecutorLoad
 from services.tracker.errors import StoreUnavailableError
 from services.tracker.redis.keys import keys_of
 from services.tracker.redis.store import RedisTrackerStore
-from services.tracker.types import ExecutorId, ExecutorLoad, ExecutorOffer, Lifetimes
+from services.tracker.types import ExecutorId, ExecutorOffer, Lifetimes
 
 LIFETIMES = Lifetimes(lease_ttl_s=60.0, request_ttl_s=120.0, retention_s=600.0)
 WAIT_S = 120.0

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import structlog
 from grpc import aio
 
+from evenflow.executor.v1.executor_pb2 import Load
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1.tracker_pb2_grpc import TrackerServiceStub
-from services.executor.types import EngineLoad
 from services.generation.lifecycle import RequestStatus
 from services.kit.errors import ConflictError, NotFoundError, ServiceError
 from services.kit.rpc import service_errors
 from services.kit.wire import numbers, write
 from services.reporting.ledger import RequestRef
+from services.reporting.load import ExecutorLoad
 from services.reporting.reporter import Sender, SenderKind, TrackerReporter
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class TrackerClient:
         self._executor_id = executor_id
         self._epoch = epoch
         self._offer = pb.RegisterExecutorRequest(executor_id=executor_id, epoch=epoch)
-        self._get_load: Callable[[], EngineLoad] = EngineLoad
+        self._get_load: Callable[[], ExecutorLoad] = ExecutorLoad
         self._lease_ttl_s = 0.0
         self._reporter = TrackerReporter(
             self._stub,
@@ -58,7 +59,7 @@ class TrackerClient:
             final=status.is_final,
         )
 
-    async def run(self, *, address: str, model: str, get_load: Callable[[], EngineLoad]) -> None:
+    async def run(self, *, address: str, model: str, get_load: Callable[[], ExecutorLoad]) -> None:
         """Hold the lease and send reports until cancelled."""
         self._offer.address, self._offer.model = address, model
         self._get_load = get_load
@@ -98,8 +99,8 @@ class TrackerClient:
         response = await self._stub.RenewLease(request, timeout=RPC_TIMEOUT_S)
         self._lease_ttl_s = _seconds(response.lease_ttl.ToTimedelta())
 
-    def _load(self) -> pb.ExecutorLoad:
-        return write(self._get_load(), pb.ExecutorLoad)
+    def _load(self) -> Load:
+        return write(self._get_load(), Load)
 
     async def release(self) -> None:
         """Give the lease back, so that this executor is not listed; unanswered, it expires."""

@@ -11,11 +11,13 @@ HEAD_TOKENS = 256  # of a prompt of tokens
 
 
 def conversation_of(request: GenerationRequest) -> bytes:
-    """Return 16 bytes that all turns of a conversation have in common: of what it begins with, up
-    to its user's first message, and of who may share its cached prefixes.
+    """Return 16 bytes that all turns of a conversation have in common: of what its client calls it,
+    or else of what it begins with, up to its user's first message; and of who may share its cached
+    prefixes.
     """
     digest = blake2b(digest_size=16)
-    for part in (request.shared_cache, *_head(request.prompt)):
+    session = request.session_id
+    for part in (request.shared_cache, *((session,) if session else _head(request.prompt))):
         digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
     return digest.digest()
 

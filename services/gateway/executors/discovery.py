@@ -22,6 +22,7 @@ class Place:
 
     address: str  # "host:port"
     server_name: str = ""  # that its certificate must bear; empty: the address' own
+    outlasts: bool = False  # the link stays while connected, though its source has it no more
 
 
 class Source(Protocol):
@@ -32,7 +33,7 @@ class Source(Protocol):
         """Return what settings call it."""
 
     async def places(self) -> Collection[Place]:
-        """Return all. Raises UnavailableError if that is not known: links stay as they are."""
+        """Return all. Raises ServiceError if that is not known: links stay as they are."""
 
 
 async def resolve(host: str, port: int) -> Collection[str]:

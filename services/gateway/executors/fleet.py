@@ -9,7 +9,7 @@ import structlog
 
 from services.gateway.executors.discovery import Place, Source
 from services.gateway.executors.link import ExecutorLink
-from services.kit.errors import UnavailableError
+from services.kit.errors import ServiceError
 
 log = structlog.get_logger()
 
@@ -34,11 +34,12 @@ class Fleet:
         """`stated` are addresses that are always there. `changed` is called when links have come or
         gone.
         """
-        self._stated = frozenset(map(Place, stated))
+        self._stated = tuple(map(Place, stated))
         self._found: dict[Source, Collection[Place]] = dict.fromkeys(sources, ())
         self._told: dict[Source, str] = {}  # what was logged last of each source
         self._make_link, self._changed = make_link, changed
         self._links = {place.address: make_link(place) for place in self._stated}
+        self._outlasting: Sequence[Place] = ()  # those of connected links that outlast their places
         self._running: dict[str, asyncio.Task[None]] = {}
         self._warned: set[tuple[str, str, str]] = set()
         self.links: Mapping[str, ExecutorLink] = MappingProxyType(self._links)  # by address, live
@@ -57,7 +58,7 @@ class Fleet:
         """Ask a source, and say so once when what it answers is news."""
         try:
             places, problem = await source.places(), ""
-        except UnavailableError as error:
+        except ServiceError as error:
             places, problem = self._found[source], str(error)
         except Exception as error:
             log.exception("discovery_crashed", source=source.name)
@@ -79,6 +80,12 @@ class Fleet:
         """Have a link for each place, and none for others once they are idle."""
         places = {one.address: one for found in self._found.values() for one in found}
         places |= {one.address: one for one in self._stated}
+        places |= {one.address: one for one in self._outlasting if one.address not in places}
+        self._outlasting = [
+            one
+            for one in places.values()
+            if one.outlasts and (link := self._links.get(one.address)) and link.info is not None
+        ]
         for address, place in places.items():
             link = self._links.get(address) or self._make_link(place)
             self._links[address] = link

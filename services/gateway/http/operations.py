@@ -41,7 +41,7 @@ from services.gateway.openai.responses import (
     ChatForm,
     model_entry,
 )
-from services.gateway.openai.sampled import HEADERS_BY_BOUND, PaceBody
+from services.gateway.openai.sampled import HEADERS_BY_BOUND, SESSION_HEADER, PaceBody
 from services.gateway.responses_api import schemas as responses_api
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm
@@ -142,14 +142,15 @@ _REQUEST_ID = {"type": "string", "pattern": f"^[A-Za-z0-9_.:-]{{1,{MAX_PARENT_ID
 
 
 def _service_level() -> list[dict[str, Any]]:
-    """Describe the headers that state a service level."""
+    """Describe the headers that state a service level, and a session."""
     slo = {"type": "number", "minimum": MIN_SLO_S * 1e3, "maximum": MAX_SLO_S * 1e3}
     rate = {"type": "number", "minimum": MIN_RATE_TPS, "maximum": MAX_RATE_TPS}
-    return [
+    bounds = [
         _stated(name, "header", slo if bound.endswith("_ms") else rate)
         for bound, names in HEADERS_BY_BOUND.items()
         for name in names
     ]
+    return [*bounds, _stated(SESSION_HEADER, "header", {"type": "string"})]
 
 
 def _fault(status: int, path: str) -> dict[str, Any]:
@@ -286,6 +287,32 @@ INDEX: openai.Index = {
     "docs": "/docs",
 }
 _UPDATE = {"executor": "executor-0:50051", "is_connected": False}
+_EXECUTOR = {
+    "executor_id": "executor-0",
+    "address": "executor-0:50051",
+    "model": "some-model",
+    "lease_ttl_s": 4.2,
+    "load": {
+        "num_running_reqs": 1,
+        "num_newcomers": 0,
+        "num_newcomer_tokens": 0,
+        "prefill_tps": 4200.0,
+        "kv_unavailable_frac": 0.1,
+        "deposit_s": 3.5,
+        "reading_load_frac": 0.2,
+    },
+    "requests": [
+        {
+            "request_id": _ID,
+            "gateway_id": "gateway-0",
+            "state": "decoding",
+            "num_prompt_tokens": 12,
+            "num_generated_tokens": 40,
+            "num_delivered_tokens": 21,
+            "num_deposited_tokens": 19,
+        }
+    ],
+}
 _UPDATE_RATE = {
     "type": "number",
     "exclusiveMinimum": 0,
@@ -363,6 +390,11 @@ GETS: Mapping[str, Operation] = MappingProxyType(
             events=b"data: %b\n\n" % json.dumps(_UPDATE).encode(),
             parameters=[_stated("max_updates_per_s", "query", _UPDATE_RATE)],
             faults=(*_WITH_KEYS, 429),
+        ),
+        "/v1/evenflow/fleet": Operation(
+            summary="Show fleet",
+            answer=openai.Fleet,
+            told={"executors": [_EXECUTOR]},
         ),
         "/metrics": Operation(summary="Metrics", told="evenflow_gateway_live_requests 3.0\n"),
     }

@@ -17,6 +17,7 @@ from services.gateway.anthropic.objects import MessageHead
 from services.gateway.anthropic.requests import to_generation_request as to_message_request
 from services.gateway.anthropic.requests import to_prompt
 from services.gateway.errors import UnknownModelError, UnknownRequestError
+from services.gateway.executors.directory import TrackerDirectory
 from services.gateway.executors.watches import Watches
 from services.gateway.http.answers import Form, StreamedAnswers, WholeAnswers
 from services.gateway.http.edge import IGNORED_PARAMETERS, LargeBodies, decode_json, read_body
@@ -65,7 +66,7 @@ from services.gateway.types import Delivery, GenerationRequest, RequestId
 from services.generation.prompts import ChatPrompt, TokenizeOptions
 from services.generation.sampling_params import SamplingParams
 from services.kit.clock import wall_s
-from services.kit.errors import InvalidRequestError, ServiceError
+from services.kit.errors import InvalidRequestError, ServiceError, UnavailableError
 from services.kit.rpc import current_request_id
 
 AskingT = TypeVar("AskingT", bound=SampledBody)
@@ -84,9 +85,11 @@ class ApiRoutes:
         dispatcher: Dispatcher,
         streams: ResumableStreams,
         watches: Watches,
+        directory: TrackerDirectory | None,
         *,
         keepalive_s: float,
     ) -> None:
+        self._directory = directory
         self._dispatcher = dispatcher
         self._streams = streams
         self._watches = watches
@@ -201,6 +204,11 @@ class ApiRoutes:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         return WatchedEngines(self._watches, max_updates_per_s=rate, keepalive_s=self._keepalive_s)
+
+    async def show_fleet(self, request: Request) -> Response:
+        if self._directory is None:
+            raise UnavailableError("this gateway has no tracker, which knows of all executors")
+        return JSONResponse({"executors": await self._directory.fleet()})
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._body(request, TokenizeBody)
@@ -323,13 +331,18 @@ class ApiRoutes:
 
 
 def make_app(
-    dispatcher: Dispatcher, streams: ResumableStreams, watches: Watches, *, keepalive_s: float
+    dispatcher: Dispatcher,
+    streams: ResumableStreams,
+    watches: Watches,
+    directory: TrackerDirectory | None,
+    *,
+    keepalive_s: float,
 ) -> FastAPI:
-    """Return the HTTP application; `HttpEdge` goes around it.
+    """Return the HTTP application; `HttpEdge` goes around it. `directory`: None without a tracker.
 
     A stream without an event for `keepalive_s` gets a comment; 0: never.
     """
-    routes = ApiRoutes(dispatcher, streams, watches, keepalive_s=keepalive_s)
+    routes = ApiRoutes(dispatcher, streams, watches, directory, keepalive_s=keepalive_s)
     app = FastAPI(
         title="Evenflow",
         redirect_slashes=False,

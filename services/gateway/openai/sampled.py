@@ -38,6 +38,7 @@ from services.generation.sampling_params import ADVISABLE, SamplingParams, check
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import Release, ServiceLevel
 
+SESSION_HEADER = "x-session-id"
 # Our own first, then llm-d's, which its gateways route by.
 HEADERS_BY_BOUND: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -203,6 +204,7 @@ class SampledBody(StrictBody):
             delivery=Delivery.STREAMED if self.stream else Delivery.WHOLE,
             priority=self.priority,
             cache_salt=self.cache_salt,
+            session_id=headers.get(SESSION_HEADER, ""),
             is_resumable=self.evenflow.resumable,
             **more,
         )

@@ -247,6 +247,47 @@ class Pace(TypedDict):
     consumption_rate_tps: float | None
 
 
+class TrackedRequest(TypedDict):
+    """A live request, as executor and gateway last reported it to the tracker."""
+
+    request_id: str
+    gateway_id: str
+    state: str
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_delivered_tokens: int
+    num_deposited_tokens: int
+
+
+class ExecutorLoad(TypedDict):
+    """What the requests of all gateways ask of an executor."""
+
+    num_running_reqs: int
+    num_newcomers: int
+    num_newcomer_tokens: int
+    prefill_tps: float
+    kv_unavailable_frac: float
+    deposit_s: float
+    reading_load_frac: float
+
+
+class Executor(TypedDict):
+    """An executor that holds a lease, and the requests that it has."""
+
+    executor_id: str
+    address: str
+    model: str
+    lease_ttl_s: float
+    load: ExecutorLoad
+    requests: list[TrackedRequest]
+
+
+class Fleet(TypedDict):
+    """All executors, by id."""
+
+    executors: list[Executor]
+
+
 class Load(TypedDict):
     """Live requests."""
 

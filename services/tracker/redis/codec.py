@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 from pydantic import TypeAdapter
 
 from services.generation.lifecycle import FINAL_STATES, REACHABLE, RequestStatus
+from services.reporting.load import ExecutorLoad
 from services.tracker.types import (
     ExecutorId,
-    ExecutorLoad,
     ExecutorOffer,
     Lease,
     Lifetimes,
@@ -34,6 +34,7 @@ REACHABLE_TABLE = {a.value: {b.value: True for b in later} for a, later in REACH
 ENDED_TABLE = {state.value: True for state in FINAL_STATES}
 
 
+LOAD = TypeAdapter(ExecutorLoad)  # leaves out what another version wrote
 RECORD = TypeAdapter(TrackedRequest)  # takes numbers as texts too
 
 
@@ -72,7 +73,7 @@ def decode_lease(executor_id: ExecutorId, flat: Sequence[str], now_s: float) -> 
             epoch=int(fields["epoch"]),
             address=fields["address"],
             model=fields["model"],
-            load=ExecutorLoad(**json.loads(fields["load"])),
+            load=LOAD.validate_json(fields["load"]),
         ),
         expires_at_s=float(fields["expires_at_s"]),
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from services.kit.clock import Clock
 from services.kit.errors import ServiceError
+from services.reporting.load import ExecutorLoad
 from services.tracker.errors import LeaseExpiredError, StaleEpochError
 from services.tracker.redis.client import Scripts, connect, redis_errors
 from services.tracker.redis.codec import (
@@ -22,7 +23,6 @@ from services.tracker.redis.keys import EXECUTORS, keys_of
 from services.tracker.types import (
     DeliveredProgress,
     ExecutorId,
-    ExecutorLoad,
     ExecutorOffer,
     ExecutorWriter,
     GatewayWriter,

@@ -53,6 +53,23 @@ def own_environment(service: str) -> dict[str, str]:
     }
 
 
+def test_executors_and_gateways_may_be_many() -> None:
+    settings = GatewaySettings.model_validate({"executors": gateway_environment("EXECUTORS")})
+    published = [filled_in(port) for port in SERVICES["gateway"]["ports"]]
+
+    assert settings.executor_names == (("executor", default("executor", "grpc_port")),)
+    assert all(re.search(r":\d+-\d+:\d+$", port) for port in published)
+    for service in ("executor", "gateway"):
+        assert "container_name" not in SERVICES[service]
+        assert not {
+            name for name in own_environment(service) if name.endswith(("_ID", "_ADDRESS"))
+        } - {"EVENFLOW_EXECUTOR_PLANNER_ADDRESS"}
+
+
+def gateway_environment(name: str) -> str:
+    return own_environment("gateway")[f"EVENFLOW_GATEWAY_{name}"]
+
+
 @pytest.mark.parametrize("service", SETTINGS)
 def test_a_services_variables_are_its_settings_and_have_good_values(service, monkeypatch) -> None:
     settings_class = SETTINGS[service]

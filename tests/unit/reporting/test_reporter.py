@@ -11,12 +11,12 @@ from grpc import aio
 
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from lab.memory_tracker_store import MemoryTrackerStore
 from lab.stack.ports import free_port
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer
 from services.reporting.ledger import LedgerLimits, RequestRef
 from services.reporting.reporter import ReporterOptions, Sender, SenderKind, TrackerReporter
-from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import ExecutorId, Lifetimes, TrackedRequest
 

@@ -8,11 +8,12 @@ import pytest
 from google.protobuf.message import Message
 from grpc import StatusCode, aio
 
+from evenflow.executor.v1.executor_pb2 import Load
 from evenflow.gateway.v1 import generation_pb2
 from evenflow.tracker.v1 import tracker_pb2 as pb
 from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
+from lab.memory_tracker_store import MemoryTrackerStore
 from services.kit.server import ServiceServer
-from services.tracker.memory_store import MemoryTrackerStore
 from services.tracker.servicer import TrackerServicer
 from services.tracker.types import Lifetimes
 
@@ -100,7 +101,7 @@ async def refusal(call: Any) -> tuple[grpc.StatusCode, str, str]:
 async def test_a_lease_and_its_life_come_back_as_they_were_given(
     world: World, stub: "TrackerServiceAsyncStub"
 ) -> None:
-    load = pb.ExecutorLoad(num_running_reqs=1, num_waiting_reqs=2, kv_cache_usage_frac=0.5)
+    load = Load(num_running_reqs=1, num_newcomers=2, kv_unavailable_frac=0.5)
 
     answer = await stub.RegisterExecutor(offer(load=load))
     assert answer.lease_ttl.ToTimedelta().total_seconds() == 2.5
@@ -188,7 +189,7 @@ async def test_entries_that_were_not_applied_are_named_by_kind(
 
 
 async def test_refusals_carry_status_and_reason(stub: "TrackerServiceAsyncStub") -> None:
-    renewal = pb.RenewLeaseRequest(executor_id="ex0", epoch=EPOCH, load=pb.ExecutorLoad())
+    renewal = pb.RenewLeaseRequest(executor_id="ex0", epoch=EPOCH, load=Load())
     code, reason, _ = await refusal(stub.RenewLease(renewal))
     assert (code, reason) == (StatusCode.NOT_FOUND, "LEASE_EXPIRED")
     await prepare(stub)
@@ -207,13 +208,13 @@ async def test_refusals_carry_status_and_reason(stub: "TrackerServiceAsyncStub")
         ("RegisterExecutor", offer(model=""), "model"),
         (
             "RegisterExecutor",
-            offer(load=pb.ExecutorLoad(num_running_reqs=-1)),
+            offer(load=Load(num_running_reqs=-1)),
             "load.num_running_reqs",
         ),
         (
             "RegisterExecutor",
-            offer(load=pb.ExecutorLoad(kv_cache_usage_frac=1.01)),
-            "load.kv_cache_usage_frac",
+            offer(load=Load(kv_unavailable_frac=1.01)),
+            "load.kv_unavailable_frac",
         ),
         ("RenewLease", pb.RenewLeaseRequest(executor_id="ex0", epoch=1), "load"),
         ("ReleaseLease", pb.ReleaseLeaseRequest(executor_id="ex0", epoch=-1), "epoch"),
@@ -285,7 +286,7 @@ async def test_a_bad_field_is_refused_by_name(
     [
         ("RegisterExecutor", offer(epoch=1, executor_id="x" * 128)),
         ("RegisterExecutor", offer(epoch=2**53 - 1)),
-        ("RegisterExecutor", offer(load=pb.ExecutorLoad(kv_cache_usage_frac=1.0))),
+        ("RegisterExecutor", offer(load=Load(kv_unavailable_frac=1.0))),
         ("Register", registering(registration(request_id="x" * 128, num_prompt_tokens=1))),
         ("Report", by_gateway(progress(num_delivered_tokens=0))),
         ("Report", by_gateway(*[progress()] * 10_000)),

@@ -55,5 +55,13 @@ def test_plain_prompts_are_told_by_their_first_tokens() -> None:
     assert of(TokenPrompt((1, 23))) != of(TokenPrompt((12, 3)))
 
 
+def test_a_session_is_one_whatever_is_said_in_it_and_each_tenant_s_own() -> None:
+    first, other = chat(*FIRST), chat(("user", "something else"))
+
+    assert of(first, session_id="s") == of(other, session_id="s")
+    assert of(first, session_id="s") != of(first, session_id="t")
+    assert of(first, session_id="s") != of(first, session_id="s", tenant="alice")
+
+
 def test_any_text_has_a_conversation() -> None:
     assert of(TextPrompt("\ud800 ü 漢"))

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 
 from services.generation.lifecycle import FINAL_STATES, REACHABLE, RequestStatus
 from services.kit.clock import Clock
+from services.reporting.load import ExecutorLoad
 from services.tracker.errors import LeaseExpiredError, StaleEpochError
 from services.tracker.types import (
     NO_EPOCH,
     DeliveredProgress,
     ExecutorId,
-    ExecutorLoad,
     ExecutorOffer,
     ExecutorWriter,
     GatewayWriter,
