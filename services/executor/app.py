@@ -87,7 +87,7 @@ async def serve(settings: ExecutorSettings) -> int:
         group.close()
         await server.drain(LAST_FRAMES_TIMEOUT_S)
     else:
-        await _drain(settings, server, front, group, tracker)
+        await _drain(settings, server, front, group)
     for task in (accounts, beats, losses):
         task.cancel()
     await _stop_reporting(tracker, lease)
@@ -188,19 +188,13 @@ async def _first_of(*events: asyncio.Event) -> None:
 
 
 async def _drain(
-    settings: ExecutorSettings,
-    server: ServiceServer,
-    front: Front,
-    group: NodeGroup,
-    tracker: TrackerClient | None,
+    settings: ExecutorSettings, server: ServiceServer, front: Front, group: NodeGroup
 ) -> None:
     """Refuse new work, let live requests end, then end the streams and the server."""
     timeout_s = settings.drain_timeout_s
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(server.drain(timeout_s + LAST_FRAMES_TIMEOUT_S))
         tasks.create_task(_drain_front(front, group, timeout_s))
-        if tracker is not None:
-            tasks.create_task(tracker.release())
 
 
 async def _drain_front(front: Front, group: NodeGroup, timeout_s: float) -> None:
@@ -210,11 +204,13 @@ async def _drain_front(front: Front, group: NodeGroup, timeout_s: float) -> None
 
 
 async def _stop_reporting(tracker: TrackerClient | None, lease: asyncio.Task[None] | None) -> None:
+    """Send what is pending, which takes the lease, and give that back."""
     if tracker is None or lease is None:
         return
     lease.cancel()
     await asyncio.wait([lease])
     await tracker.flush()
+    await tracker.release()
 
 
 def require_kind(settings: ExecutorSettings) -> None:
