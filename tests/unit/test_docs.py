@@ -34,8 +34,8 @@ def words(page: Path) -> str:
 
 
 # Folders whose docstrings and comments are held to the same words.
-WORDED = ["cli", "simulator", *(f"services/{name}" for name in ("generation", "kit", "pacing"))]
-WORDED += ["services/reporting"]
+WORDED = ["bench", "cli", "simulator"]
+WORDED += [f"services/{name}" for name in ("generation", "kit", "pacing", "reporting")]
 MODULES = [path for folder in WORDED for path in sorted(ROOT.glob(f"{folder}/**/*.py"))]
 
 
