@@ -49,6 +49,20 @@ class Mutation:
 
 MUTATIONS = (
     Mutation(
+        "the form of `evenflow size` reads paths of the asker's",
+        "simulator/form.py",
+        'options.get("model") not in known',
+        "False",
+        ("tests/unit/simulator/test_form.py",),
+    ),
+    Mutation(
+        "the form of `evenflow size` imports modules of the asker's",
+        "simulator/form.py",
+        'options.get("policy", "evenflow") not in PRESETS',
+        "False",
+        ("tests/unit/simulator/test_form.py",),
+    ),
+    Mutation(
         "a new pace leaves what waits as it was",
         "services/gateway/live/pacer.py",
         "turn_s = self._turn_s if read_s is None else read_s - self._interval_s",

@@ -1,5 +1,8 @@
 """What a form of `evenflow size` may ask for, and what it is told."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from simulator.form import answer
@@ -57,3 +60,11 @@ def test_a_config_is_at_fault_as_the_model_without_the_place_it_was_put_at() -> 
     assert told["field"] == "model"
     assert str(told["error"]).startswith("config.json")
     assert "error" not in ask(config=LLAMA_3_8B, model="")
+
+
+def test_a_model_of_another_folder_is_read_only_where_it_is_served(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_8B))
+
+    assert ask(model=str(tmp_path))["field"] == "model"
+    options = OPTIONS | {"model": str(tmp_path)}
+    assert "said" in answer({"options": options, "config": None, "served": [str(tmp_path)]})
