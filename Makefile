@@ -70,9 +70,10 @@ ui: ## build the page of /ui into the gateway's package (needs npm)
 	npm ci --prefix ui --no-audit --no-fund
 	cd ui && npm run --silent check && npm run --silent build
 
-test-ui: ## building the page gives what is committed
+test-ui: setup ## building the page gives what is committed, and axe finds no serious fault in it
 	@if command -v npm >/dev/null && npm ci --prefix ui --no-audit --no-fund; then cd ui && npm run --silent check \
-	&& node build.mjs ../.cache/ui && diff -r ../.cache/ui ../$(BUILT) && echo "the page is what its sources give"; \
+	&& node build.mjs ../.cache/ui && diff -r ../.cache/ui ../$(BUILT) && echo "the page is what its sources give" \
+	&& cd .. && $(PYTEST) tests/integration/test_page_axe.py; \
 	else echo "the page is not built again: npm cannot install its packages"; fi
 
 models: setup ## make the models: the untrained one for exactness, and the demo's

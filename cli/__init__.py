@@ -1,1 +1,1 @@
-"""The `evenflow` command: the local stack, and those who use it from a terminal."""
+"""The `evenflow` command: the local stack, and its clients in a terminal."""

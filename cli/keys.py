@@ -46,7 +46,7 @@ class _Place:
             pipe.multi()
             pipe.set(REDIS_KEY, text)
 
-        self._client().transaction(changed, REDIS_KEY)  # again if somebody else changes it
+        self._client().transaction(changed, REDIS_KEY)  # again if another process changes it
 
     def _client(self) -> redis.Redis:
         return open_redis_blocking(str(self._redis_url), timeout_s=REDIS_TIMEOUT_S)

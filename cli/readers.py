@@ -40,7 +40,7 @@ class Readers:
     def reading(self, request_func: RequestFunc) -> RequestFunc:
         """Return one of vLLM's request functions with a reader for each request.
 
-        Requests without an id are the benchmark's own checks and probes, which nobody reads.
+        Requests without an id are the benchmark's own checks and probes, which no reader reads.
         """
 
         async def read(request_func_input: Any, session: Any, pbar: Any = None) -> Any:

@@ -20,6 +20,7 @@ from cli.local.stack import Stack, StackError
 from cli.local.stacks import NoStackError, claimed, only_stack, placed
 
 INTERRUPTED_EXIT_CODE = 130
+BROKEN_PIPE_EXIT_CODE = 141  # as a shell tells it of what SIGPIPE ends
 USER_ERRORS = (StackError, PreflightError, BadSettingError, NoStackError)
 NAMED = click.option("--name", help="Of the stack; needed where several run.")
 
@@ -93,6 +94,10 @@ def ending_in_sentences() -> Iterator[None]:
         sys.exit(getattr(error, "exit_code", 1))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED_EXIT_CODE)
+    except BrokenPipeError:  # as in `evenflow watch | head`
+        # What is still in the buffer has no reader either: Python flushes it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(BROKEN_PIPE_EXIT_CODE)
 
 
 def _serve(arguments: Sequence[str]) -> None:

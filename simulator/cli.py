@@ -364,11 +364,17 @@ def size(
         ttft_s=ttft_s,
     )
     console, answers = Console(), {}
+    said: list[tuple[str, str]] = []
+
+    def say(word: str, sentence: str) -> None:
+        said.append((word, sentence))
+        console.print(f"{word:20} {sentence}", soft_wrap=True)
+
     room = room_for(deployment, readers)
-    console.print(f"{'room':20} {room.in_words()}", soft_wrap=True)
+    say("room", room.in_words())
     described = describe(deployment, request_tokens=context + answer)
     for word, sentence in described:
-        console.print(f"{word:20} {sentence}", soft_wrap=True)
+        say(word, sentence)
     for one in policy:
         trials: list[Trial] = []
 
@@ -376,10 +382,10 @@ def size(
             return run_policy(deployment, requests, PlanningOptions(policy=name), seed=seed)
 
         most = largest_held(run, readers, max_readers=max_readers, tried=trials.append)
-        console.print(f"{one:20} {in_words(most, trials, readers)}", soft_wrap=True)
+        say(one, in_words(most, trials, readers))
         answers[one] = {"readers": most, "trials": [asdict(trial) for trial in trials]}
     found: dict[str, Any] = {"question": asdict(readers), "room": asdict(room)}
-    found |= {"described": described, "answers": answers}
+    found |= {"described": described, "answers": answers, "said": said}
     _write(json_path, deployment, found)
 
 

@@ -48,8 +48,8 @@ def make_engine(
 def check(deployment: Deployment | MeasuredDeployment, policy: str) -> None:
     """Raise ValueError as `preset_of` does, and for what a policy knows nothing of.
 
-    `hcache` projects what the named models have, and a measured engine says nothing of that. Who
-    recomputes KV in every step would have to recompute windows and states, too.
+    `hcache` projects what the named models have, and a measured engine says nothing of that. A
+    policy that recomputes KV in every step would have to recompute windows and states, too.
     """
     preset = preset_of(policy)
     named = isinstance(deployment, Deployment) and isinstance(deployment.model, Model)

@@ -1,4 +1,4 @@
-"""HCache (EuroSys '25): who gave way has hidden states on the host, and K and V are made from them.
+"""HCache (EuroSys '25): what gave way has hidden states on the host, and K and V are made of them.
 
 Of L layers n come back as hidden states, which a projection turns into K and V while the next ones
 are on the link, and L - n as KV; n is the one of the shortest way (its StatePartitionAlgorithm). A

@@ -144,7 +144,7 @@ def with_less_urgent(
 def with_leavers(
     requests: Iterable[ArrivingRequest], frac: float, seed: int
 ) -> list[ArrivingRequest]:
-    """Return requests of which so large a share has readers who leave: at `leaving_points`."""
+    """Return requests of which so large a share has readers that leave: at `leaving_points`."""
     requests = list(requests)
     points = leaving_points([request.num_output_tokens for request in requests], frac, seed)
     pairs = zip(requests, points, strict=True)
@@ -154,8 +154,8 @@ def with_leavers(
 def leaving_points(num_tokens: Iterable[int], frac: float, seed: int) -> list[int | None]:
     """Return after how many tokens of each answer its reader leaves; None: it stays.
 
-    All points of an answer are as likely. Of two shares `frac` the readers who leave at the smaller
-    one leave at the larger one, too, at the same points.
+    All points of an answer are as likely. Of two shares `frac` the readers that leave at the
+    smaller one leave at the larger one, too, at the same points.
     """
     rng, points = random.Random(f"leavers {seed}"), list[int | None]()
     for number in num_tokens:

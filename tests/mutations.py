@@ -69,8 +69,8 @@ MUTATIONS = (
     Mutation(
         "an executor whose address is gone gets new requests",
         "services/gateway/executors/link.py",
-        "if self.is_gone or self._session is None:",
-        "if self._session is None:",
+        "if self.is_gone or session is None or session.is_leaving",
+        "if session is None or session.is_leaving",
         DISCOVERY,
     ),
     Mutation(
@@ -261,6 +261,20 @@ MUTATIONS = (
         "r if r.priority <= most_urgent else replace(r, rate_tps=0.0)",
         "r",
         PRIORITIES,
+    ),
+    Mutation(
+        "the form of `evenflow size` reads paths of the asker's",
+        "simulator/form.py",
+        'options.get("model") not in known',
+        "False",
+        ("tests/unit/simulator/test_form.py",),
+    ),
+    Mutation(
+        "the form of `evenflow size` imports modules of the asker's",
+        "simulator/form.py",
+        'options.get("policy", "evenflow") not in PRESETS',
+        "False",
+        ("tests/unit/simulator/test_form.py",),
     ),
     Mutation(
         "a new pace leaves what waits as it was",
@@ -1112,7 +1126,7 @@ MUTATIONS = (
     Mutation(
         "what an executor has not told again is not told by the next one",
         "services/gateway/live/continuation.py",
-        "output_ids=self._begun if num_retold else self._ids,",
+        "output_ids=self._begun if num_retold else self._ids[:num_kept],",
         "output_ids=self._ids or self._begun,",
         SENT_AGAIN,
     ),

@@ -50,7 +50,7 @@ class RunKey:
     seed: int
     slo_scale: float
     readers: str = "paced"  # of `READERS`
-    leaving: float = 0.0  # share of the readers who leave
+    leaving: float = 0.0  # share of the readers that leave
     num_drafts: int = 0  # tokens drafted per request and step
     acceptance: float | None = None  # share of tokens that are drafted right; None: by n-gram
 
@@ -84,7 +84,9 @@ class RunRecord:
     """One system on one trace."""
 
     key: RunKey
-    slo_s: float  # TBT and TPOT SLO, and the reader's interval, of who states it as it is
+    slo_s: (
+        float  # TBT and TPOT SLO, and the reader's interval, of a request that states it as it is
+    )
     requests: tuple[RequestRecord, ...]
     samples: tuple[Sample, ...]
     sums: dict[str, float] = field(default_factory=dict)  # of the executor's metrics, over the run

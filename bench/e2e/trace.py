@@ -17,7 +17,7 @@ VOCABULARY = range(10, 2_000)  # of the exactness model, without its special tok
 MIN_TOKENS = 8
 NUM_WARM_UP_REQUESTS = 8
 
-# Who reads: what each reader states as its SLO and interval between tokens, x the run's SLO, one
+# Readers: what each reader states as its SLO and interval between tokens, x the run's SLO, one
 # request after the other; 0: nothing.
 READERS: Mapping[str, tuple[float, ...]] = MappingProxyType(
     {"paced": (1.0,), "half": (1.0, 0.0), "mixed": (0.75, 1.0, 2.0, 4.0), "unpaced": (0.0,)}

@@ -1,4 +1,4 @@
-"""Clients whose connections break and who come back: what they get in all, and what it takes to
+"""Clients whose connections break and that come back: what they get in all, and what it takes to
 keep it for them.
 
 One gateway as a process; an executor without an engine, whose k-th token is a function of prompt
@@ -37,7 +37,7 @@ NUM_CUTS = 20  # of each
 NUM_TOKENS = 64  # of each
 NUM_SIDE_BY_SIDE = 16
 RATE_TPS = 400.0
-NUM_LEFT = 1_024  # streams that nobody reads
+NUM_LEFT = 1_024  # streams that are not read
 NUM_READ = 2  # events of each that were read
 NUM_TOKENS_LEFT = 600  # of each, generated at once
 RATE_LEFT_TPS = 1.0  # so slow that none is over before all have been left

@@ -19,7 +19,7 @@ from bench.failover.asked import RATE_TPS, Asked, Got, ask_all, load
 from bench.failover.site import ENGINE_STALL_S, LINK_STALL_S, Site, name_of, time_of
 
 FAULT_AFTER_S = 1.5  # from the asking: all are being answered, and none is complete
-FELT_S = 0.75  # of a reader to whom tokens come each 1 / RATE_TPS
+FELT_S = 0.75  # of a reader that gets tokens each 1 / RATE_TPS
 SETTLE_S = 20.0  # a process that was stopped is let go on after so long
 
 Fault = Callable[[Site, int], None]

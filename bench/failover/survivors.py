@@ -28,7 +28,7 @@ from evenflow.gateway.v1 import generation_pb2 as gen
 from services.pacing.reading import REBUFFERING, Reading
 
 POLICIES = ("evenflow", "vllm")
-NUM_EACH = 11  # streams that move in, and readers beside whom they do
+NUM_EACH = 11  # streams that move in, and readers beside which they do
 MOVING_TOKENS, MOVING_ANSWER = 1_980, 600  # of a prompt, and of an answer at most
 READER_TOKENS, READER_ANSWER = 100, 300
 MIN_MOVING = 20  # tokens of each answer when its executor is killed

@@ -22,7 +22,7 @@ from bench.fidelity.machine import Calibration, calibrated
 from bench.fidelity.replayed import RESIDENT_SYSTEM, complete, replayed
 
 CALIBRATION_SEED = 1  # runs of other seeds are held out
-# Whose copies are fitted: many, few, in one buffer and in two; nobody pauses.
+# Whose copies are fitted: many, few, in one buffer and in two; no request pauses.
 COPYING_SYSTEMS = ("deepspeed", "dynamic-heuristic", "flexgen-plus", "request-wise")
 NUM_SEEDS = 5  # of the noise: a simulated run is one draw, as a real one is
 SHOWN = ("step", "mean_step", "request_tpot", "ttft", "tbt", "tbt_deposit", "tpot", "tpot_deposit")

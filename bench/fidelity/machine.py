@@ -25,7 +25,7 @@ from simulator.device.step import NO_COSTS, CopyCosts
 from simulator.engine.machine import Machine
 
 CHUNK_BYTES = 4 << 20  # of one copy
-NUM_NULL_BLOCKS = 1  # of the pool, which vLLM gives to nobody
+NUM_NULL_BLOCKS = 1  # of the pool, which vLLM gives to no request
 MAX_NUM_BATCHED_TOKENS = 512  # tokens in one step
 FULL_CHUNK_SPAN = (0.85, 1.7)  # of a full chunk's predicted step: shorter ones are not full
 SPREAD = (0.05, 0.95)  # quantiles between which a normal distribution has 3.29 deviations

@@ -1,7 +1,7 @@
 """An executor without an engine that answers whatever comes, as a process.
 
 `python -m bench.fuzz.executor PORT`. To "Count." it says when it made each token, slowly, for
-readers who measure; to a `LONG` prompt it has much to say; to all else it says a little at once.
+readers that measure; to a `LONG` prompt it has much to say; to all else it says a little at once.
 """
 
 import asyncio

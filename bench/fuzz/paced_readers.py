@@ -1,4 +1,4 @@
-"""Readers who do nothing wrong, as a process: how late their tokens come.
+"""Readers that do nothing wrong, as a process: how late their tokens come.
 
 `python -m bench.fuzz.paced_readers PORT NUM INTERVAL_S` reads paced streams one after the other,
 NUM at a time, and prints after each interval figures of the streams that ended in it, as JSON.

@@ -11,7 +11,7 @@ class Kind(Enum):
     BYTES = "HTTP bytes"  # as they are, on a connection of their own
     GENERATE = "gRPC Generate"
     CHAT = "gRPC Chat"
-    READER = "reader"  # of a stream, who stalls, leaves or comes back
+    READER = "reader"  # of a stream, which stalls, leaves or comes back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,7 @@ class LoopShape:
 class LayerKV:
     """One request's KV in one layer, all full blocks of it."""
 
-    own: list[int]  # its blocks while it is resident, and nobody else's at any time
+    own: list[int]  # its blocks while it is resident, and no other's at any time
     slots: list[int]
     generations: list[int]  # of each block
     offloaded: bool = False

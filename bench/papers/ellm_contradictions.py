@@ -356,7 +356,7 @@ def contradictions(places: list[str]) -> Stated:
 
 
 def optima() -> Stated:
-    """Return the answers of all solvers to Eq. 5 under Eq. 1, nobody waiting."""
+    """Return the answers of all solvers to Eq. 5 under Eq. 1, no request waiting."""
     rows = []
     for name, setting in settings().items():
         for said, form in (

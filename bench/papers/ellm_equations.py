@@ -244,6 +244,6 @@ def largest_batch(setting: Setting, form: Form, r: float) -> int:
 
 
 def is_feasible(setting: Setting, form: Form, b: float, r: float) -> bool:
-    """Return whether Eq. 1 allows a batch; nobody waits."""
+    """Return whether Eq. 1 allows a batch; no request waits."""
     in_time = form.step_s(b, r) <= setting.slo_s
     return in_time and form.memory_bytes(b, r) <= setting.room_bytes

@@ -226,7 +226,7 @@ def _figure_14a(size: Size) -> list[Point]:
 
 
 def _figure_14c(size: Size) -> list[Point]:
-    """Return the victim rules on longer requests, so that somebody has to pause often."""
+    """Return the victim rules on longer requests, so that some have to pause often."""
     points = []
     for rule in VICTIMS:
         stress = deployment(), published_lengths(STRESS_LENGTHS)

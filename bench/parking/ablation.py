@@ -40,7 +40,7 @@ VARIANTS = {
 
 
 class Rotation:
-    """Parks who is ahead, resumes who is behind."""
+    """Parks requests that are ahead, resumes those that are behind."""
 
     def __init__(self) -> None:
         self.num_parks = 0

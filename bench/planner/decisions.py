@@ -1,4 +1,4 @@
-"""`python -m bench.planner.decisions [--policy NAME] [--profile]`: who runs, how long it takes.
+"""`python -m bench.planner.decisions [--policy NAME] [--profile]`: the batch, how long it takes.
 
 The whole of `Admission.before_schedule`, as the engine's thread pays for it: what a policy sees,
 its decision, and what becomes of it. In CPU time of the thread: the machine is shared.
@@ -53,7 +53,7 @@ class Crowd:
     """Requests of 200 to 2,000 tokens, on an engine of 32 layer groups."""
 
     name: str
-    room: float  # the pool's size over what those who run hold
+    room: float  # the pool's size over what those that run hold
     num_waiting: int = 0
     num_parked: int = 0
     link_bytes_per_s: float = 1e10

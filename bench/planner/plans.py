@@ -15,7 +15,7 @@ from services.planner.solver.budget import DeadlineBudget
 from services.planner.solver.solver import warm_solver
 
 BUDGET_S = 0.02  # CPU time: the machine is shared
-IMPOSSIBLE_S = 1e-4  # an SLO that nobody can keep
+IMPOSSIBLE_S = 1e-4  # an SLO that no plan can keep
 TIGHT_FRAC = 0.7  # of the step without SLO: some have to pause
 
 

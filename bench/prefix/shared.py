@@ -28,7 +28,7 @@ MIN_TOKENS_OF_STOCK, MAX_TTFT_OF_STOCK = 0.95, 1.10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Who begins alike: all with `shared` tokens, and of each kind with `of_kind` more."""
+    """Prompts that begin alike: all with `shared` tokens, and of each kind with `of_kind` more."""
 
     title: str
     num_requests: int = 32

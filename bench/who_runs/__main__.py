@@ -1,4 +1,4 @@
-"""`python -m bench.who_runs`: who should run? Policies over regimes of the link, simulated."""
+"""`python -m bench.who_runs`: which requests run? Policies over regimes of the link, simulated."""
 
 import argparse
 import os

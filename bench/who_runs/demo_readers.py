@@ -1,4 +1,4 @@
-"""The demo's four readers, who ask at once, on the machine that `make demo` was measured on."""
+"""The demo's four readers, that ask at once, on the machine that `make demo` was measured on."""
 
 import random
 
@@ -20,7 +20,7 @@ DEMO_LINK_BYTES_PER_S = 2.5e9
 
 
 def demo(seed: int) -> Case:
-    """Return the demo's four readers, who ask at once; again and again, each time anew."""
+    """Return the demo's four readers, that ask at once; again and again, each time anew."""
     rng, block_bytes = random.Random(f"demo {seed}"), BLOCK_SIZE * DEMO_TOKEN_BYTES
     requests = [
         ArrivingRequest(

@@ -21,7 +21,7 @@ Lengths3 = tuple[int, int, int]
 
 
 def beginning(name: str, num_tokens: int) -> tuple[int, ...]:
-    """Return the hashes of so many tokens that all who name them begin with."""
+    """Return the hashes of so many tokens that all that name them begin with."""
     rng = random.Random(name)
     return tuple(rng.getrandbits(62) for _ in range(num_tokens // HASHED_TOKENS))
 

@@ -1,6 +1,6 @@
 """`python -m bench.who_runs.uncached`: would `evenflow` gain from KV that is computed anew?
 
-Beside `evenflow` runs the same policy which, where no layer leaves and somebody waits for room,
+Beside `evenflow` runs the same policy which, where no layer leaves and a request waits for room,
 lets newcomers in by `ellm`'s rule: with the least share of everybody's KV uncached that makes room,
 if tokens come sooner with it. That is what recompute could add to a plan whose layers are resident.
 """
@@ -46,7 +46,7 @@ def regimes() -> dict[str, Regime]:
 
 
 def with_uncached(snapshot: RunSnapshot) -> RunDecision:
-    """Return `evenflow`'s decision, and whom uncached KV makes room for."""
+    """Return `evenflow`'s decision, and which requests uncached KV makes room for."""
     decision = evenflow.decide(snapshot)
     if decision.offloads or decision.park or snapshot.costs is None:
         return decision

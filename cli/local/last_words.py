@@ -1,4 +1,4 @@
-"""What a process said before it ended, without what nobody needs."""
+"""What a process said before it ended, without what no reader needs."""
 
 import re
 from collections.abc import Sequence

@@ -45,7 +45,7 @@ def require(settings: StackSettings, *, dtype: str, is_cpu: bool, num_engines: i
 
 
 def require_free_ports(ports: Mapping[str, int]) -> None:
-    """Check that nobody listens on any of `ports`, which are by the setting that moves each."""
+    """Check that no process listens on any of `ports`, which are by the setting that moves each."""
     for variable, port in ports.items():
         if not is_free(port):
             raise PreflightError(

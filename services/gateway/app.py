@@ -43,6 +43,7 @@ from services.gateway.http.guard import GrpcGuard, HttpGuard
 from services.gateway.http.page import add_page
 from services.gateway.http.protocol import BoundedHttpProtocol, ConnectionLimits, Connections
 from services.gateway.http.routes import make_app
+from services.gateway.http.sizing import add_sizing
 from services.gateway.live.dispatcher import Dispatcher, DispatchLimits
 from services.gateway.live.failover.rules import FailoverLimits
 from services.gateway.live.pacer import Pacer, TimerHandle
@@ -126,9 +127,7 @@ async def run_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
             return dispatcher.is_leaving
 
         watches = Watches(fleet.links, is_leaving=is_leaving)
-        app = make_app(
-            dispatcher, streams, watches, directory, keepalive_s=settings.sse_keepalive_s
-        )
+        app = _app(settings, dispatcher, streams, watches, directory)
         http_server = _http_server(app, settings, keys, tracing, is_leaving)
         await rpc_server.start()
         http_serving = tasks.create_task(http_server.serve([listener]))
@@ -222,6 +221,20 @@ def _rpc_server(
     return server
 
 
+def _app(
+    settings: GatewaySettings,
+    dispatcher: Dispatcher,
+    streams: ResumableStreams,
+    watches: Watches,
+    directory: TrackerDirectory | None,
+) -> FastAPI:
+    app = make_app(dispatcher, streams, watches, directory, keepalive_s=settings.sse_keepalive_s)
+    if settings.ui:
+        add_page(app)
+        add_sizing(app, dispatcher)
+    return app
+
+
 def _http_server(
     app: FastAPI,
     settings: GatewaySettings,
@@ -229,8 +242,6 @@ def _http_server(
     tracing: Tracing,
     is_leaving: Callable[[], bool],
 ) -> _HttpServer:
-    if settings.ui:
-        add_page(app)
     guarded = allow_origins(HttpGuard(app, keys, settings.hosts), settings.cors_origins)
     edge = HttpEdge(guarded, tracing, is_leaving=is_leaving)
     return _HttpServer(_http_config(edge, settings))

@@ -33,7 +33,7 @@ Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeOptions:
-    """How text or a conversation becomes token ids, and for whom."""
+    """How text or a conversation becomes token ids, and for which client."""
 
     omits_special_tokens: bool = False  # of text only
     omits_generation_prompt: bool = False  # of a conversation only

@@ -43,7 +43,7 @@ class InvalidRequestError(ServiceError):
 
 
 class UnauthenticatedError(ServiceError):
-    """The caller has not shown who it is."""
+    """The caller has not shown its identity."""
 
     reason = "INVALID_API_KEY"
 

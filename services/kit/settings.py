@@ -33,7 +33,7 @@ class ServiceSettings(BaseSettings):
     # The same in all processes.
     grpc_keepalive_s: float = Field(default=10.0, ge=0.2, le=3600)
     # PEM files, all three or none: mutual TLS between services. Each shows its certificate, and
-    # talks to nobody without one of the CA.
+    # talks to no process without one of the CA.
     tls_cert_file: FilePath | None = None
     tls_key_file: FilePath | None = None
     tls_ca_file: FilePath | None = Field(default=None, validate_default=True)

@@ -1,4 +1,4 @@
-"""How processes talk to each other: who must show which certificate, and when a peer is dead."""
+"""How processes talk to each other: which certificate each must show, and when a peer is dead."""
 
 from dataclasses import dataclass
 

@@ -13,7 +13,7 @@ class Cause(Enum):
     PROMPTS = "prompts"  # for other requests' prompts, in its own steps
     COPIES = "copies"  # for KV on its way to its layers, in its own steps
     PAUSE = "pause"  # paused, parked or preempted, until it ran again
-    # For its own steps: who runs, and where KV lives, makes them longer than the pace allows.
+    # For its own steps: the batch, and where KV lives, make them longer than the pace allows.
     PLANNER = "planner"
     READER = "reader"  # for its reader to take what is there
     NETWORK = "network"  # on the way from the engine to the reader's connection

@@ -66,7 +66,7 @@ class ReaderModel:
     """How many tokens one reader has in hand, between two reports of what was delivered.
 
     The scheduler's view: it sees generation at once and delivered counts late. From the newest
-    count on it assumes that each token reaches the reader when it is due. What nobody reads, such
+    count on it assumes that each token reaches the reader when it is due. What is not read, such
     as what a model thinks, is due at once behind what is before it; which tokens those are is
     told late, too.
     """

@@ -35,7 +35,7 @@ class RequestBuffer:
 
     @property
     def rate_tps(self) -> float:
-        """Return at which rate the newest tokens are read; 0: at none, or nobody reads them."""
+        """Return at which rate the newest tokens are read; 0: at none, or they are not read."""
         return 1.0 / self.interval_s if self.interval_s and self._reader.reads else 0.0
 
     @property
@@ -120,7 +120,7 @@ class RequestBuffer:
     def slack_s(self, now_s: float) -> float:
         """Return how long until the reader lacks a token; < 0: so long it has waited already.
 
-        Infinite before the first token. While nobody reads it is 0 at most.
+        Infinite before the first token. While there is no reading it is 0 at most.
         """
         last_due_s = self._reader.last_due_s
         if last_due_s is None:

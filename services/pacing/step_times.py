@@ -8,7 +8,7 @@ from services.pacing.token_time import Step
 
 
 class StepTimes:
-    """Remembers who was part of steps, and what a step without prompts takes."""
+    """Remembers which requests were part of steps, and what a step without prompts takes."""
 
     def __init__(self) -> None:
         self._present = set[str]()  # part of a step, and not known to be away since

@@ -122,7 +122,7 @@ class ProgressLedger:
         for key in [key for key, e in self._entries.items() if self._is_over(e, now_s)]:
             del self._entries[key]
         due = [(key, e) for key, e in self._entries.items() if e.due_s <= now_s][:limit]
-        for key, _ in due:  # to the end of the order, so that a full message starves nobody
+        for key, _ in due:  # to the end of the order, so that a full message starves none
             self._entries[key] = self._entries.pop(key)
         return [Sent(entry, entry.version) for _, entry in due]
 

@@ -44,7 +44,7 @@ class SenderKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sender:
-    """Who reports. Executors write generated counts and states, gateways delivered counts."""
+    """A sender. Executors write generated counts and states, gateways delivered counts."""
 
     kind: SenderKind
     id: str

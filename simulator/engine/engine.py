@@ -33,14 +33,14 @@ from simulator.engine.vllm import VllmPool
 from simulator.memory.moves import order_saves
 from simulator.memory.requests import SimulatedRequest, live_request
 
-WAIT_S = 0.25  # for another decision, where nobody may run
+WAIT_S = 0.25  # for another decision, where no request may run
 CAUGHT_UP_BLOCKS = 2  # the newest blocks are always on their way
 STEPS_PER_COUNT = 32  # of the blocks that live requests hold twice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brain:
-    """Who decides."""
+    """What decides."""
 
     options: PlanningOptions
     policy: Policy
@@ -83,7 +83,7 @@ class Engine:
         self._seed, self._rng = seed, random.Random(seed)
         self._group_sizes = [len(shape.layers_of(group)) for group in range(shape.num_groups)]
         self._step: _StepUnderWay | None = None
-        self._last_batch: list[tuple[object, ...]] = []  # who was where in the newest step
+        self._last_batch: list[tuple[object, ...]] = []  # where each request was in the newest step
         self._counted = (LaneCounts(), LaneCounts())  # of both lanes, at the newest step's end
         self._restored_s = 0.0  # compute of restores that steps have paid for
         self._duplicate_frac = 0.0  # as counted last
@@ -144,7 +144,7 @@ class Engine:
         self.loop.after_schedule(self._scheduled(turns, now_s), now_s)
         if not turns:
             self.loop.after_update(None, busy=False)
-            freed = scheduler.pool.num_free > num_free  # for somebody who runs in the next step
+            freed = scheduler.pool.num_free > num_free  # for a request that runs in the next step
             return [Woke(time_s=now_s)] if freed else self._rest(now_s)
         return [StepEnded(time_s=self._run(turns, now_s))]
 
@@ -202,7 +202,7 @@ class Engine:
                 self.loop.note(Trigger.MIRRORED)
 
     def _rest(self, now_s: float) -> list[Event]:
-        """Nobody can run: come back when a copy has ended, or not at all."""
+        """No request can run: come back when a copy has ended, or not at all."""
         if not self.scheduler.running and not self.scheduler.waiting:
             self.residency.add(sample_of(self.scheduler, now_s))
             return []
@@ -217,7 +217,7 @@ class Engine:
             return [Woke(time_s=min(ends))]
         running = self.scheduler.running
         asleep = [one for one in running if any(kv.asleep for kv in holders_of([one.kv]))]
-        if asleep:  # nobody runs for want of what it holds
+        if asleep:  # no request runs for want of what it holds
             self.scheduler.leave(asleep[-1], now_s)
             return [Woke(time_s=now_s)]
         if self.scheduler.put_back_last():

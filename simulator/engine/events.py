@@ -39,7 +39,7 @@ class ReaderLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Woke:
-    """Nobody could run, and now somebody may: a copy has ended, or a pause."""
+    """No request could run, and now one may: a copy has ended, or a pause."""
 
     time_s: float
 

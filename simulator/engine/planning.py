@@ -1,4 +1,4 @@
-"""Who decides in a simulation, and how late its plans come."""
+"""What decides in a simulation, and how late its plans come."""
 
 from collections import deque
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Policy: TypeAlias = Callable[[Snapshot], Plan]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningOptions:
-    """Who decides, and how late."""
+    """What decides, and how late."""
 
     policy: str  # see `services.placement.presets.preset_of`
     parameters: PolicyParameters = field(default_factory=PolicyParameters)

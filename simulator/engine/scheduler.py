@@ -1,10 +1,10 @@
-"""Continuous batching over one block pool: who is part of the next step, and who makes room.
+"""Continuous batching over one block pool: which requests the next step has, and which make room.
 
 The order is vLLM's: running requests first, one token each or the next chunk of a prompt, then
 waiting ones, first come first served, each only if its whole prompt has room. Before that the guard
-makes room. Who lacks blocks all the same takes them from paused requests and from groups on their
-way back, then waits for copies under way; only then the newest request is preempted, and brought
-back later.
+makes room. A request that lacks blocks all the same takes them from paused requests and groups on
+their way back, then waits for copies under way; only then the newest request is preempted, and
+brought back later.
 """
 
 from collections import deque
@@ -101,7 +101,7 @@ class Scheduler:
     # -- one step ------------------------------------------------------------------------------
 
     def schedule(self, now_s: float) -> list[Turn]:
-        """Return the next step, with the blocks for it taken. Empty: nobody can run now."""
+        """Return the next step, with the blocks for it taken. Empty: no request can run now."""
         self._send_away(now_s)
         self._wake_up()
         self._uncache()
@@ -346,7 +346,7 @@ class Scheduler:
     def put_back_last(self) -> bool:
         """Take back the blocks of the last in line that has some: those ahead lack them.
 
-        One that is alone is computed again. False if nobody who waits has blocks.
+        One that is alone is computed again. False if no waiting request has blocks.
         """
         preparing = [
             one for one in self.waiting if self.pool.owned.get(one.request_id) or one.kv.trunks

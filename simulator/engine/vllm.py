@@ -10,7 +10,7 @@ from simulator.memory.shared_pool import Position, SharedPool
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
-    """vLLM's options of the same names: whom it lets in. Where KV leaves the pool they say nothing.
+    """vLLM's options of the same names: what it lets in. Where KV leaves the pool they say nothing.
 
     `watermark`: share of the pool that a newcomer must leave free beside others, [0, 1).
     `scheduler_reserve_full_isl`: all its known tokens must have room, not only the next chunk's.

@@ -1,4 +1,4 @@
-"""Who owns how many blocks of a pool."""
+"""How many blocks of a pool each owner has."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from services.placement.types import RequestId
 
 @dataclass(slots=True, kw_only=True)
 class BlockLedger:
-    """A pool of equal blocks: only how many belong to whom."""
+    """A pool of equal blocks: only how many belong to each owner."""
 
     num_blocks: int  # >= 0
     num_free: int = -1
@@ -26,7 +26,7 @@ class BlockLedger:
         return True
 
     def release(self, owner: RequestId) -> None:
-        """Take back all blocks of `owner`, who may have none."""
+        """Take back all blocks of `owner`, which may have none."""
         self.num_free += self.owned.pop(owner, 0)
 
     def check_integrity(self) -> None:

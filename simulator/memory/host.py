@@ -8,12 +8,12 @@ from services.control.prefix_cache import Column, PrefixCache
 from services.placement.types import RequestId
 from simulator.memory.blocks import BlockLedger
 
-COLUMNS = RequestId("")  # who owns the slots of all columns
+COLUMNS = RequestId("")  # owner of the slots of all columns
 
 
 @dataclass(slots=True, kw_only=True)
 class HostLedger(BlockLedger):
-    """Slots by owner. What nobody uses of the prefix cache is as good as free.
+    """Slots by owner. What no request uses of the prefix cache is as good as free.
 
     A column is made when a step fills its block, and is in the cache from when it is copied.
     """

@@ -11,8 +11,8 @@ to the buffers. A group on its way back owns its whole row already; one that lea
 counted with a block more than the executor has. A request that does not run may be *asleep*:
 without buffers. Leading positions of one with nothing offloaded may be *uncached*: all groups share
 one block each, and every step computes them anew. Side groups, which never leave, are counted
-apart: where there are any, who gives way before they are on the host (`side_copies.py`) keeps
-nothing, and no two share anything.
+apart: where there are any, a request that gives way before they are on the host (`side_copies.py`)
+keeps nothing, and no two share anything.
 """
 
 from collections import deque

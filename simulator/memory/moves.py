@@ -153,7 +153,7 @@ class CountedMoves:
         return num_slots - num_held - self.host.num_unpromised
 
     def _num_droppable(self, request: SimulatedRequest) -> int:
-        """Return the slots that nobody else uses."""
+        """Return the slots that no other uses."""
         alone = (len(column.slots) for column in request.kv.columns if column.num_users == 1)
         return self.host.owned[request.request_id] + sum(alone)
 

@@ -1,7 +1,7 @@
 """A pool whose blocks several requests use: vLLM's prefix cache, where no KV leaves the pool.
 
 All layer groups of a position are taken, shared and freed together. A position that is full is
-found by its key from the moment on at which the step that fills it is scheduled. What nobody uses
+found by its key from the moment on at which the step that fills it is scheduled. What is in no use
 any more is free, and found until its room is wanted: what has no key goes first, then what was left
 longest ago, a request's last positions before its first.
 """

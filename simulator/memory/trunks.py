@@ -1,6 +1,6 @@
 """Trunks: what requests begin with that they have once in the pool, by the executor's rules.
 
-A request that begins, or comes back, looks who has its leading columns in the pool. It *joins* a
+A request that begins, or comes back, looks for its leading columns in the pool. It *joins* a
 trunk; where the columns are part of some request's own, or of a longer trunk, that is *split*. A
 trunk ends with its last user. What a step fills is joined from when it is scheduled, before it is
 on the host.

@@ -35,7 +35,7 @@ def figures(served: Iterable[Outcome], seconds: float) -> dict[str, float]:
 
 
 def rebuffering(outcome: Outcome) -> tuple[float, float]:
-    """Return how long a reader waits beyond his pace, and how long he reads. Seconds."""
+    """Return how long a reader waits beyond its pace, and how long it reads. Seconds."""
     interval_s = release_interval_s(outcome.level)
     if not interval_s:
         return 0.0, 0.0

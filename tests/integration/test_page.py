@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from evenflow.executor.v1 import executor_pb2 as pb
+from simulator.device.hardware import device_names
 from tests.chromium import PHONE, Page, needs_chromium
 from tests.fake_executor import MODEL, FakeExecutor, Script
 from tests.gateways import Client, gateway_for
@@ -339,8 +340,32 @@ async def test_both_themes_and_a_phone_have_room_for_all(
         ("Models", MODEL),
         ("Playground", MODEL),
         ("Compare", "evenflow bench"),
+        ("Size", "reading rate"),
     ):
         await page.click(f"a[href='#{view}']")
         await page.until(f"document.querySelector('main').innerHTML.includes({shown!r})")
 
         assert not await page.value(OVERFLOW), view
+
+
+async def test_the_form_of_size_tells_faults_by_field_and_then_the_room(
+    client: Client, page: Page
+) -> None:
+    await page.goto(f"{client.base_url}/ui#Size")
+    await page.until("document.querySelector('form.size')")
+    devices = await page.value(
+        "[...document.querySelector('#devices').options].map((o) => o.value)"
+    )
+    assert set(devices) <= set(device_names())
+    for name, value in (("context", "0"), ("answer", "20"), ("max_readers", "2")):
+        await page.fill(f"#{name}", value)
+    await page.fill("#pool_tokens", "1024")
+    await page.click("form.size button")
+    await page.until("document.querySelector('#context-fault').innerText")
+    assert await page.value("document.querySelectorAll('form.size ~ div td').length") == 0
+
+    await page.fill("#context", "200")
+    await page.click("form.size button")
+    await page.until("document.querySelectorAll('form.size ~ div td').length")
+    assert await page.value("document.querySelector('#context-fault').innerText") == ""
+    assert "requests of 220 tokens are read at once" in await page.text()

@@ -1,6 +1,10 @@
 """The documents: their links lead somewhere, their pictures are what their sources give."""
 
+import ast
+import io
 import re
+import tokenize
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -25,8 +29,44 @@ def test_sentences_are_about_requests_readers_ranks_and_blocks(page: Path) -> No
 
 
 def words(page: Path) -> str:
-    """Return what is neither code nor an address. Docstrings would come in by another reader."""
+    """Return what is neither code nor an address."""
     return ADDRESS.sub("", SPAN.sub("", prose(page)))
+
+
+# Folders whose docstrings and comments are held to the same words.
+WORDED = ["bench", "cli", "simulator"]
+WORDED += [f"services/{name}" for name in ("generation", "kit", "pacing", "reporting")]
+MODULES = [path for folder in WORDED for path in sorted(ROOT.glob(f"{folder}/**/*.py"))]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(ROOT)))
+def test_docstrings_and_comments_are_about_requests_readers_ranks_and_blocks(module: Path) -> None:
+    source = module.read_text()
+
+    assert [said for said in spoken(source) if PERSON.search(SPAN.sub("", said))] == []
+
+
+def spoken(source: str) -> Iterator[str]:
+    """Yield the docstrings and comments of a module of Python."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def test_the_page_speaks_of_the_same() -> None:
+    sources = [path for path in ROOT.glob("ui/src/*") if path.suffix in {".ts", ".css", ".html"}]
+
+    assert sources
+    assert [path.name for path in sources if PERSON.search(path.read_text())] == []
+
+
+def test_a_docstring_and_a_comment_are_found() -> None:
+    found = list(spoken('''def f():\n    """Says who."""\n    return "nobody"  # for him\n'''))
+
+    assert [said for said in found if said] == ["Says who.", "# for him"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

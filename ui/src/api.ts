@@ -6,6 +6,7 @@ export class ApiError extends Error {
   constructor(
     readonly status: number,
     message: string,
+    readonly param = "", // the field at fault
   ) {
     super(message);
   }
@@ -41,15 +42,15 @@ export async function call(path: string, options: RequestInit = {}): Promise<Res
   const response = await fetch(path, { ...options, headers });
   if (response.ok) return response;
   if (response.status === 401) onKeyNeeded();
-  throw new ApiError(response.status, await told(response));
+  throw await refusal(response);
 }
 
-async function told(response: Response): Promise<string> {
+async function refusal(response: Response): Promise<ApiError> {
   try {
-    const body = await response.json();
-    return String(body.error.message);
+    const { error } = await response.json();
+    return new ApiError(response.status, String(error.message), String(error.param ?? ""));
   } catch {
-    return `${response.status} ${response.statusText}`;
+    return new ApiError(response.status, `${response.status} ${response.statusText}`);
   }
 }
 

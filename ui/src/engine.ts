@@ -214,7 +214,8 @@ class RequestRow {
   showPrefix(num_tokens: number, ids: string[], stretch: Stretch): void {
     say(this.state, "shared");
     this.element.dataset.state = "shared";
-    say(this.why, `by ${ids.join(", ") || "nobody any more"}`);
+    this.bar.setAttribute("aria-hidden", "true"); // a prefix has no reader
+    say(this.why, `by ${ids.join(", ") || "no request any more"}`);
     say(this.tokens, number(num_tokens));
     this.heat.show([stretch]);
   }

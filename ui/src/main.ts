@@ -6,6 +6,7 @@ import { compareView } from "./compare";
 import { engineView } from "./engine";
 import { modelsView } from "./models";
 import { playgroundView } from "./playground";
+import { sizeView } from "./size";
 
 const GLANCE_INTERVAL_MS = 2_000;
 const THEME = "evenflow.theme";
@@ -13,7 +14,7 @@ const THEME = "evenflow.theme";
 /** Shows itself in an element until it is told to stop. */
 export type View = (into: HTMLElement) => () => void;
 
-const VIEWS: Record<string, View> = { Engine: engineView, Playground: playgroundView, Compare: compareView, Models: modelsView };
+const VIEWS: Record<string, View> = { Engine: engineView, Playground: playgroundView, Compare: compareView, Size: sizeView, Models: modelsView };
 
 let stop: () => void = () => {};
 

@@ -29,7 +29,7 @@ ROOM = Device(pool_tokens=6_784, max_num_seqs=32)  # for ten requests, halfway t
 NUM_REQUESTS = 60  # but of the burst
 CV = 1.7  # of the gaps between arrivals
 READING_FRAC = 0.2  # of a full pool's steps, that make a reader's tokens
-TTFT_SLO_INTERVALS = 12  # as 2 s are to people who read 6 tokens/s
+TTFT_SLO_INTERVALS = 12  # as 2 s are to people that read 6 tokens/s
 BURST_POOLS = 3
 BURST_GAP_S = 1e-3
 NUM_WARM_UP_REQUESTS = 8

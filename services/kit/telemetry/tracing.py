@@ -53,7 +53,7 @@ class Tracing:
         )
 
     def close(self) -> None:
-        """Send what is left; blocks for some seconds if nobody takes it."""
+        """Send what is left; blocks for some seconds if no collector takes it."""
         if self._provider is not None:
             self._provider.shutdown()
 

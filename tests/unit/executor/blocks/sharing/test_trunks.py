@@ -111,7 +111,7 @@ def test_whoever_shares_blocks_reads_its_own_tokens(
     for seed in range(3):
         sim = Simulation(seed=seed, depth=depth, num_slots=num_slots, num_blocks=num_blocks)
         drill = Agents(sim, seen)
-        for _ in range(180):
+        for _ in range(130):
             drill.step()
         drill.end_all()
         sim.drain()
