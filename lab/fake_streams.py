@@ -1,9 +1,9 @@
 """A device whose streams run as late as they may, in any legal order, watching every row.
 
-Work is carried out only when somebody waits for it or asks, in an order drawn at random, so that a
-copy that nobody ordered after its source shows in the bytes. Besides, every access is checked when
-it is enqueued: two accesses to one row, of which one writes, must be ordered by streams, events and
-what the host knows (vector clocks), whatever order they happen to run in.
+Work is carried out only when it is waited for or asked about, in an order drawn at random, so that
+a copy that is not ordered after its source shows in the bytes. Besides, every access is checked
+when it is enqueued: two accesses to one row, of which one writes, must be ordered by streams,
+events and what the host knows (vector clocks), whatever order they happen to run in.
 """
 
 import math

@@ -1,7 +1,7 @@
 """Three readers share an engine whose link loses half its speed in the middle of their answers.
 
 A batch of three cannot keep their pace any more; two can, and the third has a deposit. Whether
-anybody notices depends on the mismatch trigger: the plan in force was made for the old link, and
+a reader notices depends on the mismatch trigger: the plan in force was made for the old link, and
 its window is long, so that nothing else asks first.
 """
 

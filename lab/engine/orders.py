@@ -31,7 +31,7 @@ def resume(scheduler: Any, request_id: str) -> None:
 
 
 def forget_free_blocks(scheduler: Any) -> None:
-    """Let nobody find what is still in free blocks, as if others had had them meanwhile."""
+    """Let no request find what is still in free blocks, as if others had had them since."""
     scheduler.block_owner.blocks.forget_left()
 
 

@@ -104,12 +104,12 @@ class Outcome:
     texts: dict[str, str]
     finish_reasons: dict[str, str] = field(default_factory=dict)
     num_steps: int = 0
-    batches: str = ""  # digest of which tokens of whom were computed together, step by step
+    batches: str = ""  # digest of which requests' tokens were computed together, by step
     num_preemptions: int = 0
     peak_blocks: int = 0
     num_offloads: int = 0  # layer groups of a request that left the pool
     num_restores: int = 0  # ... that came back
-    num_reused_evictions: int = 0  # blocks given back by an offload and taken by somebody
+    num_reused_evictions: int = 0  # blocks given back by an offload and taken again
     sums: dict[str, float] = field(default_factory=dict)  # KVStats.reduce of the whole run
     formula: FormulaCheck = field(default_factory=FormulaCheck)  # made after every step
 
@@ -144,7 +144,7 @@ def make_engine(case: EngineCase) -> Any:
         "attention_backend": case.attention_backend,
     }
     if case.takes_adapters:
-        # One slot stays empty: on a CPU, who has no adapter is given the last one's (config.py).
+        # One slot stays empty: on a CPU, a request without adapter gets the last's (config.py).
         arguments.update(enable_lora=True, max_loras=2, max_lora_rank=8)
     if case.num_layers is not None:
         arguments["hf_overrides"] = {"num_hidden_layers": case.num_layers}

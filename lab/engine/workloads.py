@@ -154,7 +154,7 @@ def distances_of(workload: Sequence[Arrival], num_groups: int, *, first: int) ->
 
 
 def first_distances(num_groups: int) -> Sequence[int]:
-    """Return where to begin counting, run by run, so that every distance is somebody's."""
+    """Return where to begin counting, run by run, so that every distance has a request."""
     return (1, 2) if num_groups >= MANY_GROUPS else (1,)
 
 

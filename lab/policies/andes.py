@@ -1,9 +1,9 @@
 """`andes`: the batch that adds most to what readers experience (Andes, arXiv 2404.16283).
 
-A reader expects the first token within a target, and then tokens at the rate at which he reads.
-What he experiences is the area under the curve of delivered tokens, as a share of the area that he
-expected. Every interval, and only while somebody waits, pool and seats go to those who gain most of
-it per token of KV: a greedy knapsack. A request is preempted once on average, and computed anew.
+A reader expects the first token within a target, and then tokens at the rate of reading. What
+it experiences is the area under the curve of delivered tokens, as a share of the area that it
+expected. Every interval, and only while a request waits, pool and seats go to those that gain most
+of it per token of KV: a greedy knapsack. A request is preempted once on average, and computed anew.
 """
 
 import math
@@ -24,11 +24,11 @@ class AndesRules:
 
 
 DEFAULT_RULES = AndesRules()
-UNPACED_TPS = 20.0  # of a reader who states no rate
+UNPACED_TPS = 20.0  # of a reader that states no rate
 
 
 def decide(snapshot: RunSnapshot, rules: AndesRules = DEFAULT_RULES) -> RunDecision:
-    """Return who runs and who is parked for the next interval."""
+    """Return which requests run and which are parked for the next interval."""
     requests = snapshot.requests
     if not requests:
         return IDLE
@@ -58,7 +58,7 @@ def _gain(snapshot: RunSnapshot, rules: AndesRules, request: RunRequest) -> floa
     interval_s, rate_tps = rules.interval_s, request.rate_tps or UNPACED_TPS
     begin_s = _overhead_s(snapshot, request)
     if request.has_begun and request.rate_tps:
-        begin_s = max(begin_s, request.slack_s)  # until then he reads what he has
+        begin_s = max(begin_s, request.slack_s)  # until then its reader has what to read
     area = rate_tps * max(0.0, interval_s - begin_s) ** 2 / 2.0
     reading_s = max(interval_s, request.arrival_age_s + interval_s - rules.ttft_s)
     return area / (rate_tps * reading_s**2 / 2.0)

@@ -1,12 +1,12 @@
 """`joint`: of some sets that could run, the one that serves its readers best, by prediction.
 
 The candidates are plain first come first served residency, always; and for each number of readers
-held back, those with most in hand first, who could come in their place: whole requests in the pool,
-then more with layers on the host for as long as nobody reads slower than he reads. Where the layers
-of whoever runs live is the optimiser's to say, and its formula predicts the step.
+held back, those with most in hand first, what could come in their place: whole requests in the
+pool, then more with layers on the host for as long as no reader gets tokens slower than its rate.
+Where the layers of what runs live is the optimiser's to say, and its formula predicts the step.
 
 A set is rated by the tokens per second that readers can use: what each needs within a turn beyond
-what he has in hand, less what readers who are left out lack before they could be back. The best is
+what it has in hand, less what readers that are left out lack before they could be back. The best is
 taken where it is above plain residency and generates practically as much: never what is worse.
 """
 
@@ -34,22 +34,22 @@ class JointRules:
     least_gain_frac: float = 0.005  # of what plain residency generates: what a change must bring
     most_loss_frac: float = 0.01  # of what plain residency generates, that another set may lose
     tight_frac: float = 0.95  # of a reader's interval that a step with layers away may take
-    hide_frac: float = 1.05  # of its compute that a step takes at most for who states no rate
-    growth_tokens: int = 48  # by which all have grown when a set that somebody joins is judged
+    hide_frac: float = 1.05  # of its compute that a step takes at most without a stated rate
+    growth_tokens: int = 48  # by which all have grown when a set that a request joins is judged
     stay_tokens: int = 4  # the same, of a set that runs already
-    due_s: float = 1.0  # in hand, at which a reader must be on his way back
-    least_s: float = 2.0  # in hand, beyond twice his way back, of a reader who is held back
+    due_s: float = 1.0  # in hand, at which a reader must be on its way back
+    least_s: float = 2.0  # in hand, beyond twice its way back, of a reader that is held back
     most_held: int = 4  # in one decision
     period_s: float = 0.25  # between decisions; shortest turn
-    unsaved_blocks: int = 3  # of the newest of who is held back that need no copy yet
+    unsaved_blocks: int = 3  # of the newest of a held back request that need no copy yet
 
 
 DEFAULT_RULES = JointRules()
-NEXT_TOKENS = 1  # that everybody who runs must have room for
+NEXT_TOKENS = 1  # that every request that runs must have room for
 
 
 def decide(snapshot: RunSnapshot, rules: JointRules = DEFAULT_RULES) -> RunDecision:
-    """Return the best candidate, as who runs and who leaves."""
+    """Return the best candidate, as what runs and what leaves."""
     if not snapshot.requests:
         return IDLE
     batch = best(snapshot, rules)
@@ -137,7 +137,7 @@ class Rating:
         return self._steps.decode_s(batch, growth=self._growth(batch), limit_s=limit_s)
 
     def is_in_time(self, batch: Sequence[RunRequest]) -> bool:
-        """Return whether all have a seat and nobody would read slower than he reads."""
+        """Return whether all have a seat and no reader would get tokens slower than its rate."""
         if len(batch) > self._snapshot.engine.max_num_seqs:
             return False
         unpaced_s = self._rules.hide_frac * self._compute_s(batch)
@@ -160,7 +160,7 @@ class Rating:
 
 
 class Candidates:
-    """The sets to rate. `batch`: who runs or is on its way, the oldest first."""
+    """The sets to rate. `batch`: what runs or is on its way, the oldest first."""
 
     def __init__(self, snapshot: RunSnapshot, rules: JointRules = DEFAULT_RULES) -> None:
         self._snapshot, self._rules = snapshot, rules
@@ -182,7 +182,7 @@ class Candidates:
         return num_blocks <= engine.num_blocks and num_requests <= engine.max_num_seqs
 
     def plain(self) -> list[RunRequest]:
-        """Return whom vLLM lets run: all but the newest that lack room, then the queue in order."""
+        """Return what vLLM lets run: all but the newest that lack room, then the queue in order."""
         batch = self._shrunk(self._batch)
         if len(batch) < len(self._batch):
             return batch
@@ -195,7 +195,7 @@ class Candidates:
         return batch
 
     def _shrunk(self, stays: Sequence[RunRequest]) -> list[RunRequest]:
-        """Return who is left when the newest have made room for the next token of the others."""
+        """Return what is left when the newest have made room for the next token of the others."""
         batch = list(stays)
         running = [request for request in batch if request.runs]
         num_blocks = self._num_blocks(batch)
@@ -211,7 +211,7 @@ class Candidates:
             yield from self._without(held, rating)
 
     def _held_back(self) -> Iterator[Sequence[RunRequest]]:
-        """Yield who gives up a turn: nobody, then ever more of those with most in hand."""
+        """Yield which requests give up a turn: none, then ever more of those with most in hand."""
         yield ()
         is_crowded = bool(self._queue) or not fits(self._snapshot, self._batch)
         if not is_crowded or not can_take_turns(self._snapshot, self._members):
@@ -260,7 +260,7 @@ class Candidates:
         yield batch
 
     def _line(self) -> list[RunRequest]:
-        """Return the queue as it is let in: who is due to come back, newcomers, other parked."""
+        """Return the queue as it is let in: those due to come back, newcomers, other parked."""
 
         def early_s(request: RunRequest) -> float:
             if request.phase is RunPhase.NEW:

@@ -24,7 +24,7 @@ from services.placement.run.types import (
 class LayerkvParkRules:
     """Ours: the paper does not say how a request that waits on the host comes back."""
 
-    growth_tokens: int = 16  # that whoever decodes must have room for
+    growth_tokens: int = 16  # that what decodes must have room for
     unsaved_blocks: int = 3  # of one that is parked, which are computed again
     interval_s: float = 0.25
 
@@ -34,7 +34,7 @@ DEFAULT_RULES = LayerkvParkRules()
 
 
 def decide(snapshot: RunSnapshot, rules: LayerkvParkRules = DEFAULT_RULES) -> RunDecision:
-    """Return who decodes, who is parked behind its first token, and the next prompt."""
+    """Return what decodes, what is parked behind its first token, and the next prompt."""
     requests = snapshot.requests
     if not requests:
         return IDLE

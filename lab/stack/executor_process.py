@@ -66,7 +66,7 @@ class ExecutorProcess:
             "GRPC_PORT": port,
             "METRICS_PORT": self.metrics_port,
             "TRACKER": "",
-            "PLANNER_ADDRESS": f"127.0.0.1:{free_port()}",  # nobody's
+            "PLANNER_ADDRESS": f"127.0.0.1:{free_port()}",  # no planner's
             "GRAMMAR_TIMEOUT_S": 60,
             "GRAMMAR_WAIT_S": 280,
             **ENGINE_SETTINGS,
@@ -117,7 +117,7 @@ class ExecutorProcess:
         wait_until(serving, "executor serving", START_TIMEOUT_S)
 
     def health(self) -> int | None:
-        """Return the health status; None if nobody answers."""
+        """Return the health status; None if there is no answer."""
         with grpc.insecure_channel(self.address) as channel:
             try:
                 request = health_pb2.HealthCheckRequest()

@@ -17,7 +17,7 @@ class LinkProxy:
 
     with LinkProxy("127.0.0.1:50051") as link:
         link.cut()  # both ends see a connection that is gone; the next one works
-        with link.silent():  # nobody hears anything, and nothing closes
+        with link.silent():  # neither end hears anything, and nothing closes
             ...
         with link.slow(0.2):  # what is said takes so many seconds longer
             ...

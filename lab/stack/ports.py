@@ -13,7 +13,7 @@ PORTS = range(18_000, 32_000)
 
 
 def free_port() -> int:
-    """Return a TCP port of the loopback address on which nobody listens, and nobody soon will.
+    """Return a TCP port of the loopback address on which no process listens, or soon will.
 
     Test processes that run side by side count through `PORTS` together.
     """

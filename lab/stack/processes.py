@@ -43,7 +43,7 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 300.
     while not condition():
         waited_s = time.monotonic() - began_s
         assert waited_s < timeout_s, f"{what}: not within {timeout_s} s"
-        time.sleep(min(1.0, 0.05 + waited_s / 50))  # looking takes time from who is waited for
+        time.sleep(min(1.0, 0.05 + waited_s / 50))  # looking takes time from what is waited for
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:

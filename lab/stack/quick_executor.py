@@ -56,7 +56,7 @@ class Forking(context.ForkServerContext):
             os.close(server._forkserver_alive_fd)
             try:
                 forkserver.main(listener.fileno(), alive, None)
-            finally:  # the last who could ask is gone
+            finally:  # the last that could ask is gone
                 os._exit(0)
         os.close(alive)
         listener.close()

@@ -65,7 +65,7 @@ class DuplicateRequestError(ConflictError):
 
 
 class CancelledRequestError(ConflictError):
-    """Somebody cancelled the request by its id."""
+    """The request was cancelled by its id."""
 
     reason = "CANCELLED"
 

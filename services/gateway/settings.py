@@ -49,13 +49,13 @@ class GatewaySettings(ServiceSettings):
     lame_duck_s: float = Field(default=0.0, ge=0)
     drain_timeout_s: float = Field(default=300.0, ge=0)
     max_live_requests: int = Field(default=1024, ge=1)  # above it: 429
-    # Where API keys stand, as TOML; both unset: nobody is asked for a key. A bad file stops the
+    # Where API keys stand, as TOML; both unset: no key is asked for. A bad file stops the
     # start; later, and from Redis, what cannot be read leaves the keys that are known.
     api_keys_file: FilePath | None = None
     api_keys_redis_url: RedisUrl | None = None
     # The address that clients use, where it is not `host`: a container's port is published.
     published_host: str = ""
-    # Without keys only this machine may call, unless this says that anybody may.
+    # Without keys only this machine may call, unless this says that any may.
     open: bool = Field(default=False, validate_default=True)
     api_keys_refresh_s: float = Field(default=5.0, ge=0.1)  # until a change is seen
     # The tightest bounds that may be stated, as JSON, by model: {"MODEL": {"min_slo_tbt_s": 0.02}}.

@@ -34,8 +34,9 @@ def words(page: Path) -> str:
 
 
 # Folders whose docstrings and comments are held to the same words.
-WORDED = ["bench", "cli", "simulator"]
-WORDED += [f"services/{name}" for name in ("generation", "kit", "pacing", "reporting")]
+WORDED = ["bench", "cli", "lab", "simulator"]
+WORDED += [f"services/{name}" for name in ("gateway", "generation", "kit", "pacing", "planner")]
+WORDED += [f"services/{name}" for name in ("reporting", "tracker")]
 MODULES = [path for folder in WORDED for path in sorted(ROOT.glob(f"{folder}/**/*.py"))]
 
 

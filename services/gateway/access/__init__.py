@@ -1,1 +1,1 @@
-"""Who may call, and how much."""
+"""Which callers are let in, and how much each may have."""

@@ -1,4 +1,4 @@
-"""Who may call, and whose key the current call has shown."""
+"""Which callers are let in, and the key that the current call has shown."""
 
 import hashlib
 import re
@@ -126,7 +126,7 @@ def parse_api_keys(document: str) -> tuple[ApiKey, ...]:
 
 
 class ApiKeys:
-    """Tells callers apart. Without any key everybody may call, as nobody."""
+    """Tells callers apart. Without any key every caller is let in, nameless."""
 
     def __init__(self, keys: Sequence[ApiKey] | None = ()) -> None:
         """`None`: keys are asked for, and not known yet."""

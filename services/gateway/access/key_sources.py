@@ -1,6 +1,6 @@
 """Where API keys stand, in a file or in Redis, and how they are kept up to date.
 
-Either holds the same TOML document. Nobody who calls waits for it: it is read in the background,
+Either holds the same TOML document. No call waits for it: it is read in the background,
 and what cannot be read leaves the keys that are known.
 """
 

@@ -12,8 +12,8 @@ HEAD_TOKENS = 256  # of a prompt of tokens
 
 def conversation_of(request: GenerationRequest) -> bytes:
     """Return 16 bytes that all turns of a conversation have in common: of what its client calls it,
-    or else of what it begins with, up to its user's first message; and of who may share its cached
-    prefixes.
+    or else of what it begins with, up to its user's first message; and of the group that
+    shares its cached prefixes.
     """
     digest = blake2b(digest_size=16)
     session = request.session_id

@@ -19,7 +19,7 @@ DROPPED_TOKENS = Counter(
 
 @dataclass(slots=True)
 class _Inflight:
-    sink: RequestSink | None  # None: nobody listens any more, the executor has yet to end it
+    sink: RequestSink | None  # None: no reader is left, the executor has yet to end it
     is_accepted: bool = False
     is_aborted: bool = False  # the executor has been told
     num_tokens: int = 0  # taken so far
@@ -29,8 +29,8 @@ class _Inflight:
 class InflightRequests:
     """Dispatches the frames of one stream: drops what came before, fails on what is missing.
 
-    A request stays in hand from `add` until the executor has rejected or ended it, even if nobody
-    listens any more: until then its id may not be used again.
+    A request stays in hand from `add` until the executor has rejected or ended it, even if
+    no reader is left: until then its id may not be used again.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What engines do, passed on from executors to whoever looks; nobody asks while nobody does."""
+"""What engines do, passed on to clients that watch; without one no executor is asked."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence

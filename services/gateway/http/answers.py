@@ -99,7 +99,7 @@ class GeneratedAnswers(Response):
 
 class WholeAnswers(GeneratedAnswers):
     """One JSON body at the end. A token counts as delivered when it is taken for the body, so
-    that the scheduler sees no deposit where nobody reads.
+    that the scheduler sees no deposit where no reader takes one.
     """
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -70,7 +70,7 @@ EXPOSED_HEADERS = (
     "x-ratelimit-reset-tokens",
     "x-should-retry",
 )
-CLIENT_GONE_STATUS = 499  # never sent: nobody is there to read it
+CLIENT_GONE_STATUS = 499  # never sent: its client is gone
 
 
 class HttpEdge:

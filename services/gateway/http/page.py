@@ -22,7 +22,7 @@ _MEDIA_TYPES = MappingProxyType(
         "licences.txt": "text/plain; charset=utf-8",
     }
 )
-# Scripts, styles and calls are this gateway's own, and nobody has the page in a frame of theirs.
+# Scripts, styles and calls are this gateway's own, and no other site has the page in a frame.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

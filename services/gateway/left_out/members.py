@@ -55,7 +55,7 @@ class LenientBody(StrictBody):
 
 
 class Part(StrictBody):
-    """An object within a conversation. What else it has is for those who keep conversations."""
+    """An object within a conversation. What else it has is for programs that keep conversations."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -114,7 +114,7 @@ class Dispatcher:
 
     @property
     def is_ready(self) -> bool:
-        """Say whether requests should come here: an executor is connected, nobody is leaving."""
+        """Say whether requests should come here: an executor is connected, the gateway stays."""
         return not self.is_leaving and self.placing.is_possible
 
     @property
@@ -416,7 +416,7 @@ class Dispatcher:
 
 
 def _record(generation: Generation) -> None:
-    """Write down what an ended request has cost, and whom."""
+    """Write down what an ended request has cost, and at which key's expense."""
     num_prompt, num_begun = generation.num_prompt_tokens, generation.request.num_begun_tokens
     num_output = generation.num_tokens - num_prompt
     whose: dict[str, str] = {}

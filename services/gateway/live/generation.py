@@ -35,7 +35,7 @@ log = structlog.get_logger()
 
 
 class Generation:
-    """Stands between one executor and one reader, who gets tokens by `write_to`, or by `batches`.
+    """Stands between one executor and one reader, which gets tokens by `write_to`, or by `batches`.
 
     As a `RequestSink` it hears its executor; `answered` tells when the executor has taken it.
     """
@@ -247,7 +247,7 @@ class Generation:
         self._wake()
 
     def left(self) -> None:
-        """Note what of the answer the reader has read, who leaves before its end."""
+        """Note how much of the answer its reader has read, now that it leaves before the end."""
         self._record.left(self._paced.num_held + len(self._ready), self._clock())
 
     def close(self) -> None:
@@ -420,7 +420,7 @@ class Generation:
 
     def _see_refusal(self) -> None:
         if self._answer.done() and not self._answer.cancelled():
-            self._answer.exception()  # it may be that nobody waited for it
+            self._answer.exception()  # it may be that no call waited for it
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

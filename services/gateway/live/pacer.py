@@ -131,7 +131,7 @@ class PacedStream:
         self._clock = pacer.clock
         self._interval_s = interval_s
         self._max_held_s = max_held_s
-        self._release: Release | None = release  # None: closed; whom it belongs to refers to it
+        self._release: Release | None = release  # None: closed; its owner refers to it
         self._waiting: deque[DueToken] = deque()
         self._turn_s: float | None = None  # when the newest token that is read is due
         self.ticket = 0  # of the head in the pacer's heap; 0: none is queued
@@ -152,7 +152,7 @@ class PacedStream:
 
     def push(self, tokens: Sequence[Token], generated_s: float) -> int:
         """Take tokens generated at `generated_s`, neither in the future nor before those of earlier
-        calls. One that nobody reads takes no turn: it waits for those before it only. Returns how
+        calls. One that no reader sees takes no turn: it waits for those before it only. Returns how
         many are held then.
         """
         if self._release is None:

@@ -76,7 +76,7 @@ class Reader:
         return 0.0 if self._waiting_since_s is None else now_s - self._waiting_since_s
 
     def close(self) -> None:
-        """Have nothing held any more, and forget whom to call. May be called twice."""
+        """Have nothing held any more, and forget what to call. May be called twice."""
         self._on_hold = _nobody
 
     def _hold_or_let_go(self) -> None:

@@ -58,7 +58,7 @@ class Route:
             self.reports.update(self.ref, final=True)
 
     def leave(self) -> None:
-        """Have executor and tracker know that nobody wants more of the request."""
+        """Have executor and tracker know that no more of the request is wanted."""
         self.link.abandon(self.ref.request_id)
         self.end()
 

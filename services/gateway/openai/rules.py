@@ -1,6 +1,6 @@
 """What holds between the members of a body, as JSON Schema, for `/openapi.json`.
 
-Bodies check it themselves; here it is said to those who make bodies from the schema.
+Bodies check it themselves; here it is said to programs that make bodies from the schema.
 """
 
 from collections.abc import Iterable

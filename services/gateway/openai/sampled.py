@@ -88,7 +88,7 @@ class ServiceLevelBody(StrictBody):
     release: Literal["paced", "at_once", "smooth"] | None = None
     max_in_hand_s: InHandS = None
     retention_s: RetentionS = None  # for so long, from its end, the request's KV is kept
-    resumable: bool = False  # a reader who has left may take the stream up again
+    resumable: bool = False  # a reader that has left may take the stream up again
     strict: bool = False  # refuse what has no effect
 
 

@@ -45,8 +45,8 @@ class StreamReader(Protocol):
 
 
 class ResumableStream:
-    """The answers to one request. Their pace goes on while nobody reads: what is due then waits,
-    and above a bound their generation is held, as for any reader who lags.
+    """The answers to one request. Their pace goes on without a reader: what is due then waits,
+    and above a bound their generation is held, as for any reader that lags.
 
     Steps of several answers are kept in the order in which they were handed out, so that each
     reader sees the same.
@@ -99,7 +99,7 @@ class ResumableStream:
 
     @property
     def is_detached(self) -> bool:
-        """Say whether nobody reads it."""
+        """Say whether it is without a reader."""
         return not self._readings
 
     @property
@@ -113,8 +113,8 @@ class ResumableStream:
         return self._indexes[number], self._steps[number]
 
     async def read(self, reader: StreamReader, num_had: int) -> bool:
-        """Hand `reader` each step from number `num_had` on, until the last. Who reads now is
-        superseded, and has False returned, as has a reader who stops reading.
+        """Hand `reader` each step from number `num_had` on, until the last. The reader until
+        now is superseded, and has False returned, as has a reader that stops reading.
         """
         if not self.is_kept:
             return False
@@ -125,7 +125,7 @@ class ResumableStream:
 
     async def keep_rest(self) -> None:
         """Keep what is left of answers that have ended, so that they take no place any more, if
-        nobody reads and nothing waits for its time.
+        no reader is there and nothing waits for its time.
         """
         ended = all(one.is_over and not one.keeps_its_pace for one in self._generations.values())
         if self.is_detached and not self.is_over and ended:
@@ -152,14 +152,14 @@ class ResumableStream:
         return True
 
     def detach_stopped(self, now_s: float, timeout_s: float) -> None:
-        """Take a reader who has taken nothing for so long for one who has left."""
+        """Take a reader that has taken nothing for so long for one that has left."""
         stopped = (one.reader_stopped_for_s(now_s) for one in self._generations.values())
         if max(stopped, default=0.0) >= timeout_s:
             for reading in self._readings:
                 reading.cancel()
 
     def let_go(self) -> None:
-        """Keep nothing any more. A reader who is there has the rest; without one it is aborted."""
+        """Keep nothing any more. A reader that is there has the rest; without one it is aborted."""
         self.is_kept = False
         self._steps, self._indexes = [], bytearray()
         if self.is_detached:

@@ -37,7 +37,7 @@ class ResumeLimits:
     """What is kept of streams."""
 
     window_s: float = 60.0  # after a reader left, > 0
-    reader_timeout_s: float = 30.0  # after which a reader who takes nothing has left, > 0
+    reader_timeout_s: float = 30.0  # after which a reader that takes nothing has left, > 0
     max_bytes: int = 256 << 20  # of memory; each key may have half of it, >= 1
 
 

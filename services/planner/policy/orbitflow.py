@@ -85,7 +85,7 @@ class _Planning:
     ) -> tuple[list[RequestState], Finding]:
         """Pause until the rest keeps its constraints; the SLO yields before the protected do.
 
-        Without time one set is tried; if it does not suffice, nobody is paused for an SLO.
+        Without time one set is tried; if it does not suffice, no request is paused for an SLO.
         """
         if self._parameters.pause is not False:
             for attempt, victims in enumerate(self._victim_sets(batch, held)):
@@ -105,7 +105,7 @@ class _Planning:
         return self._pause_for_room(batch, held)
 
     def _serves_a_reader(self, rest: Sequence[RequestState]) -> bool:
-        """Say whether anybody gains from a pause for an SLO."""
+        """Say whether any request gains from a pause for an SLO."""
         deposit = self._parameters.deposit is not False
         return any(promise_of(request, deposit=deposit) is not None for request in rest)
 

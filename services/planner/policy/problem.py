@@ -36,10 +36,10 @@ def library_for(snapshot: Snapshot, space: PatternSpace) -> PatternLibrary:
 
 
 def without_hopeless(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot without SLOs that nothing could keep: they bind nobody.
+    """Return the snapshot without SLOs that nothing could keep: they bind no request.
 
     An SLO is hopeless if a step with this request alone, all of its KV in the pool, takes longer.
-    Whoever states one gains nothing by it, and costs no other reader a pause.
+    A request that states one gains nothing by it, and costs no other reader a pause.
     """
     requests = tuple(
         replace(request, slo_tbt_s=None, slo_tpot_s=None)

@@ -42,7 +42,7 @@ class Problem:
 
 
 class Incumbent:
-    """The best placement found so far. Trusts nobody: each offer is scored anew."""
+    """The best placement found so far. Trusts no search: each offer is scored anew."""
 
     def __init__(self, problem: Problem) -> None:
         self._board = problem.board
