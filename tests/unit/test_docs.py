@@ -35,7 +35,8 @@ def words(page: Path) -> str:
 
 # Folders whose docstrings and comments are held to the same words.
 WORDED = ["bench", "cli", "simulator"]
-WORDED += [f"services/{name}" for name in ("generation", "kit", "pacing", "reporting")]
+SERVICES = ("control", "executor", "generation", "kit", "pacing", "placement", "reporting")
+WORDED += [f"services/{name}" for name in SERVICES]
 MODULES = [path for folder in WORDED for path in sorted(ROOT.glob(f"{folder}/**/*.py"))]
 
 
