@@ -196,7 +196,7 @@ class Admission(Generic[RequestT, KVT]):
 
 
 def run_policy_of(options: ControllerOptions) -> Run | None:
-    """Return the policy that decides who runs, logged if asked for; None for vLLM's own order."""
+    """Return the policy that decides what runs, logged if asked for; None for vLLM's own order."""
     policy = options.run
     if policy is None or not options.run_log:
         return policy

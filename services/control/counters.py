@@ -27,7 +27,7 @@ class Counters:
     )
     num_reclaimed_groups: int = _counter("Layer groups taken from requests that did not run.")
     num_dropped_copies: int = _counter("Parked requests that lost their host copies to others.")
-    # Who runs.
+    # Which requests run.
     num_pauses: int = _counter("Requests that were paused.")
     num_parks: int = _counter("Requests that were parked.")
     num_resumes_in_place: int = _counter("Paused requests that ran again.")

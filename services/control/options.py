@@ -24,7 +24,7 @@ class ControllerOptions:
 
     policy: str = "orbitflow"  # see `services.placement.presets.preset_of`
     shadow_policy: str = ""  # whose plans are only compared; empty: none
-    planner_address: str = ""  # "host:port"; empty: nobody is asked
+    planner_address: str = ""  # "host:port"; empty: none is asked
     transport: Transport = PLAIN  # to the planner
     plan_timeout_s: float = 1.0  # of one call, > 0
     retry_s: float = 1.0  # between a call that failed and the next one, > 0

@@ -2,9 +2,9 @@
 
 A *column* is one full block of a request in every layer group, on the host on every rank. Its key,
 in the executor vLLM's block hash, stands for its tokens, all those before them, and the salt. Until
-its copies are complete, a column is there for those only who share its blocks in the pool: always,
+its copies are complete, a column is there only for those that share its blocks in the pool: always,
 where the host has no room.
-Live requests use columns; a column that nobody uses stays until its room is wanted, the one that
+Live requests use columns; a column that none uses stays until its room is wanted, the one that
 was used longest ago going first, and those that are retained (`retention.py`) after all others. One
 that is not on the host stays while free blocks of the pool hold it.
 """
@@ -29,7 +29,7 @@ class Column:
     slots: tuple[int, ...]  # one per layer group; none: without room on the host
     uid: int  # of its KV, see `RequestKV.uid`
     num_users: int = 1  # live requests whose KV this is
-    # Who has it in the pool, or on its way there: a request or a trunk; None: nobody, or one whose
+    # What has it in the pool or on its way there: a request or a trunk; None: nothing, or one whose
     # steps compute it.
     holder: Any = None
     is_complete: bool = True  # on the host
@@ -55,7 +55,7 @@ class PrefixCache:
     """Columns by hash. Those of live requests that came second with a hash are not in it."""
 
     def __init__(self, counters: Counters) -> None:
-        self.num_idle_slots = 0  # of columns that nobody uses
+        self.num_idle_slots = 0  # of columns that no request uses
         self.generation = 0  # another one whenever a column is published, evicted or forgotten
         self._last_loss = 0  # the generation since which every column that was found is still here
         self._columns: dict[Hashable, Column] = {}
@@ -116,7 +116,7 @@ class PrefixCache:
                     self.num_idle_slots -= len(column.slots)
 
     def release(self, columns: Sequence[Column]) -> list[int]:
-        """Count one user less of each, and return the slots of those that are nobody's now.
+        """Count one user less of each, and return the slots of those that have none now.
 
         The last ones go first when room is wanted: without what is before it a block is not found.
         """
@@ -184,7 +184,7 @@ class PrefixCache:
         return len(self.retention)
 
     def forget(self, is_gone: Callable[[Column], bool]) -> list[int]:
-        """Let columns not be found any more; return the slots of those that nobody uses."""
+        """Let columns not be found any more; return the slots of those that no request uses."""
         slots: list[int] = []
         for column in [column for column in self._columns.values() if is_gone(column)]:
             del self._columns[column.key]

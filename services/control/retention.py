@@ -1,6 +1,6 @@
 """What requests asked to keep in the prefix cache: which columns, on which account, until when.
 
-A retained column goes last of those that nobody uses. It is retained by its hash, whether or not it
+A retained column goes last of those that none uses. It is retained by its hash, whether or not it
 is on the host, and once for all sessions of an account, until the last of their times is over.
 Times are whole seconds of one clock; they end when `advance` is told so.
 """

@@ -20,7 +20,7 @@ from services.control.types import ScheduledStep, Trigger
 from services.kit.clock import Clock
 from services.placement.presets import Run
 
-# Who runs has changed, or what those that run do.
+# Which requests run has changed, or what they do.
 OF_THE_BATCH = frozenset(
     {Trigger.ADMITTED, Trigger.PREFILLED, Trigger.PREEMPTED, Trigger.FINISHED, Trigger.ABORTED}
 )

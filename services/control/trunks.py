@@ -31,7 +31,7 @@ class Sharing:
     def holders_along(
         self, columns: Sequence[Column], *, but: Any = None
     ) -> Iterator[tuple[Any, int]]:
-        """Yield who has leading columns in the pool, one behind the other, and each up to where.
+        """Yield what has leading columns in the pool, one behind the other, and each up to where.
 
         At least `num_least` at a time; none from `but` on.
         """
@@ -87,14 +87,14 @@ def own_columns(holder: Any) -> Sequence[Column]:
 
 
 def hold(holder: Any) -> None:
-    """Let who begins with a holder's own columns share them, where nobody else has them."""
+    """Let what begins with a holder's own columns share them, where no other has them."""
     for column in own_columns(holder):
         if column.holder is None:
             column.holder = holder
 
 
 def give_up(holder: Any) -> None:
-    """Let nobody share what a holder has any more."""
+    """Let no request share what a holder has any more."""
     for column in holder.columns:
         if column.holder is holder:
             column.holder = None

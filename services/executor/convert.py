@@ -61,8 +61,8 @@ _RESIDENCIES = {place.value: number for place, number in numbers(GroupPlace, pb.
 
 
 def hello_from_proto(message: pb.StreamRequest | None) -> pb.Hello:
-    """Return what the gateway says that opens the stream; InvalidRequestError unless it says who it
-    is.
+    """Return what the gateway says that opens the stream; InvalidRequestError unless it names
+    itself.
     """
     if message is None or message.WhichOneof("message") != "hello":
         raise InvalidRequestError("the first message must be hello", field="hello")

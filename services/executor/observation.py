@@ -1,4 +1,4 @@
-"""What somebody who watches the engine sees of it at one moment.
+"""What a client that watches the engine sees of it at one moment.
 
 It is made in the EngineCore process and read in the front's; between them it is plain lists and
 dictionaries, since vLLM's utility calls carry nothing else.
@@ -59,7 +59,7 @@ class EngineObservation:
     requests: tuple[RequestObservation, ...] = ()  # in the order of their arrival
     num_steps: int = 0  # since the engine started
     observed_step_s: float = 0.0  # of the newest step, 0 before the first
-    predicted_step_s: float | None = None  # for the newest step; None: nobody predicts
+    predicted_step_s: float | None = None  # for the newest step; None: nothing predicts
     num_pool_blocks: int = 0
     num_free_pool_blocks: int = 0
     num_cached_tokens: int = 0  # on the host, for requests that begin with them

@@ -62,7 +62,7 @@ class ExecutorSettings(ServiceSettings):
     # Stable name, by default the host's: two executors on one host each need their own.
     id: str = Field(default_factory=socket.gethostname, pattern=f"^{VALID_REQUEST_ID.pattern}$")
     advertised_address: str = ""  # "host:port" for gateways; empty: `host`, or this host's name
-    tracker: str = "127.0.0.1:50053"  # "host:port"; empty: report to nobody
+    tracker: str = "127.0.0.1:50053"  # "host:port"; empty: report to none
     otlp_traces_endpoint: OtlpEndpoint = ""  # where traces go; empty: there are none
 
     model: str = Field(min_length=1)  # directory or hub id
@@ -93,7 +93,7 @@ class ExecutorSettings(ServiceSettings):
     max_num_seqs: int | None = Field(default=None, ge=1)  # requests in one step
     max_num_batched_tokens: int | None = Field(default=None, ge=1)  # tokens in one step
     max_num_queued_reqs: int = Field(default=1024, ge=1)  # live requests; more are refused
-    # Who is served first: who came first, or whose request has the lower `priority`.
+    # Which request is served first: the one that came first, or the one with the lower `priority`.
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     # Of a processor, to compile the form of an answer.
     grammar_timeout_s: float = Field(default=5.0, gt=0, le=60)
@@ -134,7 +134,7 @@ class ExecutorSettings(ServiceSettings):
     # Beyond what its bytes take, until a copy counts as hung.
     kv_copy_timeout_s: Limit = 30.0
 
-    # Who decides who runs and where KV is. Unset: `evenflow` with layer-wise KV, else `vllm`.
+    # What decides what runs and where KV is. Unset: `evenflow` with layer-wise KV, else `vllm`.
     # `vllm` switches layer-wise KV off; those that place layers need it.
     policy: PolicyName | None = None
     shadow_policy: PolicyName | None = None  # only compared with the policy that acts
@@ -147,7 +147,7 @@ class ExecutorSettings(ServiceSettings):
     plan_min_window: int = Field(default=1, ge=1, le=4096)  # decode steps
     plan_max_window: int = Field(default=256, ge=1, le=4096)  # decode steps
     plan_min_pause_s: float = Field(default=1.0, ge=0)
-    plan_max_pause_s: float = Field(default=10.0, gt=0, le=60)  # nobody is paused longer for an SLO
+    plan_max_pause_s: float = Field(default=10.0, gt=0, le=60)  # none is paused longer for an SLO
     # Of `ellm`: the share of KV that is computed anew in every step; unset: the best.
     ellm_uncached_frac: float | None = Field(default=None, ge=0, le=1)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MIN_PAGE_BYTES = 128 << 10  # smaller pages cost a device's copy engines much of their rate
 TABLE_ENTRY_BYTES = 4
-HOST_POOLS = 2  # what the host wants, in pools (docs/who-runs.md, "Room on the host")
+HOST_POOLS = 2  # what the host wants, in pools (`docs/who-runs.md`, "Room on the host")
 BLOCK_STEP_TOKENS, MAX_BLOCK_TOKENS = 16, 128
 
 

@@ -16,8 +16,8 @@ With speculative decoding n counts tokens that cannot be rejected any more. Draf
 them, a tokens at most: ceil((n + a) / B) - floor(n / B) blocks are open in each group then.
 
 Where a model has layers that keep less than all KV, their groups are *side groups*: always in the
-pool, whatever the placement. A request owns in each of them at most what `side_blocks` says. Who
-leaves the pool takes what `side_copy_blocks` says of the host, beside its full blocks.
+pool, whatever the placement. A request owns in each of them at most what `side_blocks` says. One
+that leaves the pool takes what `side_copy_blocks` says of the host, beside its full blocks.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Policies by name: what each consists of, and the seven that the stack comes with.
 
-A policy has two halves, both functions of a snapshot. Where KV lives is placed by the planner; who
-runs is decided in the engine's process (`services/control/admission.py`). Placement may pause a
-request only when nothing else fits, or where the preset says so.
+A policy has two halves, both functions of a snapshot. Where KV lives is placed by the planner;
+which requests run is decided in the engine's process (`services/control/admission.py`). Placement
+may pause a request only when nothing else fits, or where the preset says so.
 
 Any other policy is named `module:attribute`, a `Preset` of a module that Python finds.
 """

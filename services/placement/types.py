@@ -70,7 +70,7 @@ class Replan(Enum):
 
 
 class VictimRule(Enum):
-    """Whom to pause first (OrbitFlow, sections 3.4 and 5.4, Fig. 14c)."""
+    """Which request to pause first (OrbitFlow, sections 3.4 and 5.4, Fig. 14c)."""
 
     KV_AND_DEPOSIT = "kv_and_deposit"  # most KV tokens + deposited tokens
     LONGEST = "longest"  # most KV tokens
@@ -242,7 +242,7 @@ class PolicyParameters:
     min_window: Window = 1  # Delta_min, decode steps
     max_window: Window = 256  # Delta_max, decode steps, >= min_window
     min_pause_s: Seconds = 1.0  # a pause lasts this long unless a request completes
-    max_pause_s: Seconds = 10.0  # nobody is paused longer for an SLO, >= min_pause_s
+    max_pause_s: Seconds = 10.0  # no request is paused longer for an SLO, >= min_pause_s
     victim_rule: VictimRule | None = None  # None: the preset's
     even_patterns_only: bool = False  # the paper's space: even distances, one buffer
 
@@ -257,7 +257,7 @@ class Snapshot:
     engine: EngineShape
     # Those that hold KV or wait for it, in scheduling order.
     requests: Annotated[tuple[RequestState, ...], AtMost(MAX_REQUESTS)]
-    num_free_blocks: Blocks  # that nobody owns, [0, engine.num_blocks]
+    num_free_blocks: Blocks  # that none owns, [0, engine.num_blocks]
     last_completion_age_s: Seconds | None = None  # of the newest request to leave; None: none yet
     h2d: Link | None = None  # host to GPU; None: not measured
     d2h: Link | None = None  # GPU to host; None: not measured

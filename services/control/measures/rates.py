@@ -1,4 +1,4 @@
-"""What the engine measures of itself, for who weighs copies against computing."""
+"""What the engine measures of itself, for what weighs copies against computing."""
 
 from dataclasses import dataclass
 

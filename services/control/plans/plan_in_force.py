@@ -35,7 +35,7 @@ class PlanInForce:
         return due
 
     def is_overdue(self, step: int, *, overdue_steps: int) -> bool:
-        """Return whether the plan has been void for long: nobody seems to make a newer one."""
+        """Return whether the plan has been void for long: no planner seems to make a newer one."""
         quality = self.plan.quality
         if quality is None:
             return False
@@ -52,9 +52,9 @@ class Pause:
 
 
 def pauses_to_end(pauses: Sequence[Pause], *, num_running: int, max_pause_s: float) -> list[str]:
-    """Return whom to resume now: liveness must not hang on a planner.
+    """Return which requests to resume now: liveness must not hang on a planner.
 
-    Nobody is paused longer than `max_pause_s`, and a batch of which nobody runs gets one of its
+    No request is paused longer than `max_pause_s`, and a batch of which none runs gets one of its
     requests back at once.
 
     `num_running`: requests that the next step can serve, those waiting for their first step too.

@@ -23,7 +23,7 @@ class ShadowReport:
 
 
 def compare(snapshot: Snapshot, acting: Plan, shadow: Plan) -> ShadowReport | None:
-    """Compare two plans for one snapshot; None if it cannot be predicted or nobody decodes."""
+    """Compare two plans for one snapshot; None if it cannot be predicted or none decodes."""
     if snapshot.profile is None or snapshot.h2d is None:
         return None
     acting_step_s, num_acting = _step(snapshot, acting)

@@ -45,7 +45,7 @@ class RequestLedger:
         return record.tokens_per_step or self.tokens_per_step.mean
 
     def scheduled(self, request_ids: Iterable[str], now_s: float) -> None:
-        """Record who is part of a step."""
+        """Record which requests are part of a step."""
         self.last_scheduled = tuple(request_ids)
         for request_id in self.last_scheduled:
             self.records[request_id].scheduled(now_s)

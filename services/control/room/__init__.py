@@ -1,1 +1,1 @@
-"""Who has blocks: the guard, and the ways back."""
+"""Which requests have blocks: the guard, and the ways back."""

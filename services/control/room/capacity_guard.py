@@ -1,6 +1,6 @@
 """Keeps the batch within the pool by itself, before every step.
 
-The guard never needs a planner. A placement that somebody else gave a request is a floor: the
+The guard never needs a planner. A placement that something else gave a request is a floor: the
 guard offloads more when the pool is too small, and brings back what it took on its own account
 when there is room again.
 """
@@ -43,7 +43,7 @@ class Share:
 
 
 class CapacityGuard(Generic[KVT]):
-    """Chooses placements when nobody else did, and more offloading when blocks run out."""
+    """Chooses placements when nothing else did, and more offloading when blocks run out."""
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class Resumes(Generic[KVT]):
         block_bytes: int,
     ) -> None:
         """`block_bytes`: of one layer group, as the link's rate counts them."""
-        # A request that lacks blocks to come back: nobody else is admitted meanwhile.
+        # A request that lacks blocks to come back: no other is admitted meanwhile.
         self.is_short_of_blocks = False
         self.choose_way: Callable[[ParkedRequest, LinkAndStep], ResumeWay] = cheapest_resume
         self._moves, self.guard, self._counters = moves, guard, counters

@@ -4,7 +4,7 @@ A block begins in `Growth.grow` (a token needs room), in `StagingBuffers` (a sec
 `Restores.begin` (a target). It moves in `Seals`, when the host copy of an offloaded group's full
 block is complete: the block becomes staging, or is given back. It ends in `PoolBlocks.release`
 (sealed, trimmed), or when its request is freed. `PoolBlocks` is how blocks are taken and
-given back, and who may still find what is in them; `Quarantine` keeps some from being taken.
+given back, and what may still be found in them; `Quarantine` keeps some from being taken.
 
 Everything here is bookkeeping of the scheduler; the orders that follow from it go to the ranks
 with the next step, and each rank carries out steps one after the other.
@@ -271,7 +271,7 @@ class BlockOwner:
         return num_duplicate_blocks(holders, num_groups=self.geometry.num_groups)
 
     def forget_prefixes(self) -> None:
-        """Let nobody begin with what is on the host now, nor with what follows from it."""
+        """Let no request begin with what is on the host now, nor with what follows from it."""
         self.host.forget_all()
         self.blocks.forget_left()
         for kv in self.kvs:

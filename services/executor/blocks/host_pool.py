@@ -4,7 +4,7 @@ The scheduler owns the slots; each rank has the same number of them, and slot i 
 its shard of the same block. Room is reserved per request at admission, so that a request that was
 promised a host copy gets it.
 
-Slots become usable from the first one on, as every rank gets their memory ready. What nobody uses
+Slots become usable from the first one on, as every rank gets their memory ready. What none uses
 of the prefix cache is as good as free.
 """
 
@@ -38,7 +38,7 @@ class HostPool:
         self._num_reserved = 0  # promised and not yet taken
         self._num_unbacked = 0  # of these, in promises that are not backed
         self._quarantined: frozenset[int] = frozenset()
-        self._held: set[int] = set()  # in quarantine and nobody's
+        self._held: set[int] = set()  # in quarantine, without an owner
 
     def open_slots(self, num_ready: int) -> None:
         """Make the first `num_ready` slots usable; fewer than before changes nothing."""
@@ -62,7 +62,7 @@ class HostPool:
 
     @property
     def num_unpromised(self) -> int:
-        """Free slots that nobody was promised; below 0 if more are promised than are free."""
+        """Free slots that are not promised; below 0 if more are promised than are free."""
         return self.num_free - self._num_reserved
 
     @property
@@ -101,7 +101,7 @@ class HostPool:
         return num_more <= self.num_unpromised + (0 if num_more else self._num_unbacked)
 
     def take(self, promise: SlotPromise, num_slots: int) -> list[int] | None:
-        """Return slots from the promise, then from what nobody was promised.
+        """Return slots from the promise, then from what is not promised.
 
         None, and nothing changed, if there are not enough.
         """
@@ -126,7 +126,7 @@ class HostPool:
     ) -> Sequence[Column]:
         """Return the columns that a request may begin with whose first blocks are these.
 
-        Of those that nobody uses, no more than nobody was promised the room of. `found`: the
+        Of those that no request uses, no more than there is unpromised room for. `found`: the
         request's own.
         """
         columns = self.cache.find_again(found, keys, num_keys)
@@ -145,7 +145,7 @@ class HostPool:
         self.give_back(self.cache.release(columns))
 
     def forget(self, is_gone: Callable[[Column], bool]) -> None:
-        """Let columns not be found any more; who uses them now keeps them."""
+        """Let columns not be found any more; what uses them now keeps them."""
         self.give_back(self.cache.forget(is_gone))
 
     def forget_all(self) -> None:

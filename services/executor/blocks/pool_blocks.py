@@ -31,8 +31,8 @@ class PoolBlocks:
         self.pool, self._on_lost = pool, on_lost
         self._left: dict[int, Position] = {}  # by the KV's uid
         self._columns: dict[int, Column] = {}  # of those that are left in every layer group
-        self._num_left: dict[int, int] = {}  # of these, how many blocks nobody has had since
-        self._uids: dict[int, int] = {}  # what is in a block that nobody has had since, by its id
+        self._num_left: dict[int, int] = {}  # of these, how many blocks none has had since
+        self._uids: dict[int, int] = {}  # what is in a block that none has had since, by its id
         self._orders = orders
         self._poison_freed = poison_freed
         self.notes_open = False  # whether the runner must clear blocks that fill one by one
@@ -92,7 +92,7 @@ class PoolBlocks:
         """End the life of columns' blocks, whose KV may be found until others take them.
 
         The first are taken first. Steps in flight may still read and fill them; those that come
-        follow them, and no copy writes them. What is in quarantine is nobody's to find, nor is part
+        follow them, and no copy writes them. What is in quarantine is not to be found, nor is part
         of a column that is nowhere else.
         """
         ended: list[KVCacheBlock] = []
@@ -147,7 +147,7 @@ class PoolBlocks:
         return sum(b is not None and self._uids.get(b.block_id) == uid for b in wanted)
 
     def forget_left(self, block_ids: Collection[int] | None = None) -> None:
-        """Let nobody find what free blocks hold: all of them, or these and what is beside them."""
+        """Let none find what free blocks hold: all of them, or these and what is beside them."""
         if block_ids is None:
             uids = set(self._left)
         else:

@@ -1,4 +1,4 @@
-"""Blocks and slots that a hung copy may still write: nobody gets them until it has ended."""
+"""Blocks and slots that a hung copy may still write: they are not given out until it has ended."""
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 

@@ -6,8 +6,8 @@ Leading positions may be *uncached* (`uncached.py`): the rows of all groups show
 which is the request's, and the position belongs to no group and to no staging buffer.
 
 The host slots of a request's leading blocks are those of its columns, which others may share; the
-slots behind them are its own. Who leaves where groups keep a window or a state has a *side copy*
-beside them, and comes back at the very token.
+slots behind them are its own. One that leaves where groups keep a window or a state has a
+*side copy* beside them, and comes back at the very token.
 """
 
 from collections.abc import Sequence
@@ -160,7 +160,7 @@ class RequestKV(Holder):
 
     @property
     def num_slots_of_its_own(self) -> int:
-        """Return how many host slots nobody else uses."""
+        """Return how many host slots no other uses."""
         alone = (len(column.slots) for column in self.columns if column.num_users == 1)
         behind = (len(group.host_slots) - len(self.columns) for group in self.groups)
         return sum(behind) + sum(alone) + len(self.side_slots)

@@ -16,7 +16,7 @@ from services.executor.step_messages import FoundOrder, RestoreOrder
 
 
 class Restores:
-    """Takes target blocks and follows them until they are a row's, or nobody's."""
+    """Takes target blocks and follows them until they are a row's, or given back."""
 
     def __init__(
         self, blocks: PoolBlocks, orders: StepOrders, staging: StagingBuffers, counters: Counters
@@ -84,7 +84,7 @@ class Restores:
     ) -> tuple[int, list[KVCacheBlock]]:
         """Take blocks and have slots copied to them; return the order's number, and the blocks.
 
-        Nobody has them yet but the caller.
+        Only the caller has them yet.
         """
         blocks = self.blocks.take(len(slots))
         self._last_id += 1

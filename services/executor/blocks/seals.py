@@ -64,7 +64,7 @@ class Seals:
         return freed
 
     def _seal_asleep(self, groups: Sequence[GroupKV]) -> None:
-        """Give up every own block whose copy is complete; nobody needs staging for it."""
+        """Give up every own block whose copy is complete; no step needs staging for it."""
         freed = []
         for group in groups:
             for position in [p for p in group.own if p < group.num_host_blocks]:

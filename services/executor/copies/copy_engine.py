@@ -11,7 +11,7 @@ after what the stream was given before the submission, and what the stream is gi
 comes after the copy, while the host goes on at once. A load also comes after saves submitted before
 it that write its slots, so that a wait is enough for what was saved to be loaded.
 
-A copy that goes wrong says so to whoever waits for it, and to nobody else: the engine goes on with
+A copy that goes wrong says so to what waits for it, and to nothing else: the engine goes on with
 the other copies.
 """
 
@@ -36,7 +36,7 @@ class Direction(StrEnum):
 class Identity:
     """Which KV a copy moves."""
 
-    request_id: str  # for whom
+    request_id: str  # that it is for
     uids: Sequence[int]  # one per block, and no other KV's
 
 
@@ -49,7 +49,7 @@ class Copy:
     slots: Sequence[int]  # never changes, nor do the block ids: engines may keep them
     block_ids: Sequence[int]  # as long as `slots`
     urgency: float = 0.0  # H2D only: the layer group whose turn it must be ready for, or BACKGROUND
-    # What the blocks are, in turn: of each as many as it has uids; empty: nobody will ask.
+    # What the blocks are, in turn: of each as many as it has uids; empty: not asked for.
     identities: tuple[Identity, ...] = ()
 
 

@@ -3,7 +3,7 @@ write.
 
 A copy is late when the link, at its slowest believable speed, would have carried everything that
 could go before it, since the layers that it comes after have run. A late copy counts as hung: it is
-cancelled, nobody waits for it again, and the blocks and slots that it may still write are told to
+cancelled, nothing waits for it again, and the blocks and slots that it may still write are told to
 the scheduler until it has ended.
 """
 

@@ -200,7 +200,7 @@ class TransferRunner:
     def end_step(self) -> None:
         """Start copies whose group did not run, as in a step without tokens.
 
-        Loads that no layer asked for are waited for: their staging may be somebody else's next.
+        Loads that no layer asked for are waited for: their staging may be another's next.
         """
         for group in range(self._num_groups):
             if self._saves[group]:

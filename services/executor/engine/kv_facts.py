@@ -21,7 +21,7 @@ from services.placement.run.types import StepCosts
 from services.placement.types import EngineShape
 
 STOCK = "vllm"  # what acts where no policy is named
-# What readers ask, as far as an engine that has served nobody can tell, cut to its context.
+# What readers ask, as far as an engine that has served none can tell, cut to its context.
 CONVERSATION_TOKENS, ANSWER_TOKENS = 4_096, 512
 PLACINGS = {ALL_RESIDENT: "all-resident", OPTIMISER: "optimiser"}
 

@@ -3,10 +3,11 @@
 vLLM makes one in the scheduler's process and one in every worker. The scheduler's hands over to
 `Transfers`; the worker's puts a rank's copies together when the KV memory is there
 (`register_kv_caches`), and hands over to `TransferRunner`. In a step vLLM calls, on the scheduler's
-side, `get_num_new_matched_tokens` of who waits, `has_pending_block_frees` where blocks are missing,
-`build_connector_meta`; on a rank `start_load_kv`, around each layer `wait_for_layer_load` and
-`save_kv_layer`, then `wait_for_save` and `build_connector_worker_meta`. What the last one returns,
-the scheduler hands to `Transfers` itself, before it looks at the step's tokens.
+side, `get_num_new_matched_tokens` of requests that wait, `has_pending_block_frees` where blocks
+are missing, `build_connector_meta`; on a rank `start_load_kv`, around each layer
+`wait_for_layer_load` and `save_kv_layer`, then `wait_for_save` and `build_connector_worker_meta`.
+What the last one returns, the scheduler hands to `Transfers` itself, before it looks at the
+step's tokens.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -18,7 +18,7 @@ from services.executor.plugin.worker import LayerwiseWorkerMixin
 
 
 class EvenflowCPUWorker(CPUWorker):  # type: ignore[misc]
-    """vLLM's CPU worker, on every processor, and with nobody stopped for one request's sake.
+    """vLLM's CPU worker, on every processor, and with no request stopped for another's sake.
 
     A seeded request whose prompt comes in chunks: vLLM samples a token after each, drops it, and
     turns the request's generator back, which a CPU's cannot do, and the engine dies. Here such a
@@ -66,9 +66,10 @@ class LayerwiseCPUWorker(LayerwiseWorkerMixin, EvenflowCPUWorker):
 def allow_tiles() -> None:
     """Ask the kernel for this process's right to AMX tiles, which vLLM's attention uses unasked.
 
-    Linux gives tile registers to whoever asks (ARCH_REQ_XCOMP_PERM of arch_prctl(2)); who uses them
-    without dies of SIGILL. In vLLM only oneDNN asks, for large products: a small bfloat16 model
-    dies at its first request. Where the kernel says no, vLLM is told that there are no tiles.
+    Linux gives tile registers to a process that asks (ARCH_REQ_XCOMP_PERM of arch_prctl(2)); one
+    that uses them without dies of SIGILL. In vLLM only oneDNN asks, for large products: a
+    small bfloat16 model dies at its first request. Where the kernel says no, vLLM is told that
+    there are no tiles.
     """
     if torch.cpu._is_amx_tile_supported() and not torch.cpu._init_amx():
         torch.cpu._is_amx_tile_supported = lambda: False

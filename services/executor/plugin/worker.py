@@ -98,7 +98,7 @@ class LayerwiseWorkerMixin:
         """Stage the edits among the step's own writes, which one kernel then carries out.
 
         That kernel knows no order among its writes, so that no two may meet: a row of `ending`,
-        which this step gives to somebody else or writes anew, is left alone.
+        which this step gives to another or writes anew, is left alone.
         """
         runner = self.model_runner
         for edit in edits:

@@ -1,4 +1,4 @@
-"""What a scheduler keeps of its requests' readers, and what it shows to somebody who watches."""
+"""What a scheduler keeps of its requests' readers, and what it shows to a client that watches."""
 
 import time
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
 """What the scheduler does when copies go wrong on a rank.
 
 A request whose KV is wrong somewhere loses the tokens of the steps concerned, its blocks and its
-host copies, and is computed anew. Everybody else runs on.
+host copies, and is computed anew. All others run on.
 """
 
 import time
@@ -35,7 +35,7 @@ class Recovery:
     def recover(self, feedback: StepFeedback) -> list[Request]:
         """Let requests whose KV is lost begin anew; return those that were ended instead.
 
-        Before vLLM looks at the step's tokens: who is preempted here loses them.
+        Before vLLM looks at the step's tokens: one preempted here loses them.
         """
         hopeless = []
         for request_id, cause in self.losses.absorb(feedback).items():

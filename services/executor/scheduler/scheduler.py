@@ -320,7 +320,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         self.loop.note(Trigger.PREEMPTED)
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
-        """Let nobody begin with what was computed until now, nor with what follows from it."""
+        """Let no request begin with what was computed until now, nor with what follows from it."""
         self.block_owner.forget_prefixes()
         return bool(super().reset_prefix_cache(*args, **kwargs))
 

@@ -144,7 +144,7 @@ class Front:
             yield self._named(observation)
 
     def _named(self, observation: EngineObservation) -> EngineObservation:
-        """Put the clients' ids in place of the engine's; requests that nobody has are left out."""
+        """Put the clients' ids in place of the engine's; requests no client has are left out."""
         names = self._request_ids()
         requests = tuple(
             replace(request, request_id=names[request.request_id])

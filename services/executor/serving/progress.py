@@ -16,7 +16,7 @@ class ProgressSink(Protocol):
 
 
 class NoProgress:
-    """Tells nobody."""
+    """Tells no client."""
 
     def note(
         self, request_id: str, *, generation: int, num_generated: int, status: RequestStatus

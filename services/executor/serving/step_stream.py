@@ -1,7 +1,7 @@
 """One gateway's stream of frames: what each engine step added to all of its requests.
 
 The engine side only ever adds to the pending frame; the one writer takes it as soon as it can.
-A writer that lags finds several steps in one frame. Nothing is dropped, and nobody waits: the
+A writer that lags finds several steps in one frame. Nothing is dropped, and nothing waits: the
 pending frame holds no more than the tokens that live requests may still produce. What is too much
 for one message waits for the next: a message above gRPC's limit would end the stream.
 """

@@ -1,4 +1,4 @@
-"""Lets clients watch the engine; nothing is collected while nobody does."""
+"""Lets clients watch the engine; nothing is collected while none does."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,1 +1,1 @@
-"""Who may be taken in, beside what a run policy says."""
+"""Which requests may be taken in, beside what a run policy says."""

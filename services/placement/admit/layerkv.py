@@ -1,6 +1,6 @@
 """LayerKV's SLO-aware admission (arXiv 2410.00428, Algorithm 1, Eq. 1 and 2).
 
-A prompt delays everybody who decodes by the time that it takes. Each of them can bear, until its
+A prompt delays all that decode by the time that it takes. Each of them can bear, until its
 answer ends at the lower bound of its predicted length,
 
     allow = T_tpot (N_past + N_future) - (T_past + T_future)                                  (1)
@@ -25,7 +25,7 @@ class AdmissionRules:
     """What Algorithm 1 leaves open."""
 
     counts_hopeless: bool = False
-    interval_s: float = 0.1  # between looks while somebody is kept out
+    interval_s: float = 0.1  # between looks while a request is kept out
 
 
 DEFAULT_RULES = AdmissionRules()

@@ -136,7 +136,7 @@ def _is_placement(placement: Placement | PrefixPlacement, engine: EngineShape) -
 
 
 def _num_blocks(plan: Plan, now: Moment) -> int:
-    """Return the blocks of all who would run, and of the prefixes that they begin with, each once.
+    """Return the blocks of all that would run, and of the prefixes that they begin with, each once.
 
     What paused requests hold can be taken from them.
     """

@@ -12,7 +12,7 @@ k * (T - S_r) > slack_r, and every later one is late as well.
 Where drafts are accepted a step brings a tokens: S_r is then a times the token's, and a late step
 is one violation.
 
-What a reader has lost before the window is lost under every plan: his clock starts anew with it.
+What a reader has lost before the window is lost under every plan: its clock starts anew with it.
 Counted, it would leave a batch without a plan that keeps its SLO, and pause others for it.
 """
 

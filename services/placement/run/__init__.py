@@ -1,1 +1,1 @@
-"""Who runs: pauses, and the way back."""
+"""Which requests run: pauses, and the way back."""

@@ -1,22 +1,22 @@
-"""`evenflow`: do what vLLM would; do more only where a measured cost says that nobody pays for it.
+"""`evenflow`: do what vLLM would; do more only where a measured cost says no reader pays for it.
 
 More is one of three things: a step with layers on the host, which hides behind compute; a reader
-parked who has tokens in hand; a prompt in pieces, as long as the step has time left. The rules, in
+parked that has tokens in hand; a prompt in pieces, as long as the step has time left. The rules, in
 their order (`decide` reads like this list):
 
-1. outgrown   the batch exceeds the pool: layers leave if nobody pays for it, else a request does
-2. due        parked readers who will lack a token soon come back, and may send others away
-3. new        in the order in which first tokens are due: who runs well beside all members, or
-              whose reading the pool can promise; for the latter readers who have enough in hand
-              make room, for two prompts at a time
+1. outgrown   the batch exceeds the pool: layers leave if no reader pays for it, else a request does
+2. due        parked readers that will lack a token soon come back, and may send others away
+3. new        in the order in which first tokens are due: requests that run well beside all
+              members, or whose reading the pool can promise; for the latter readers with enough in
+              hand make room, for two prompts at a time
 4. room left  parked ones by what they have in hand, if they fit for a while
 5. chunk      prompts get what the step has left before the next token is due anywhere, unless
               the pool holds few requests
 
 A request whose reader states no rate, or that thinks, has nothing in hand and needs its blocks
 always: with such requests only, rules 2 to 5 are vLLM's first come first served. So they are where
-the host has no room for copies of all: no layer leaves, nobody takes turns, and who must be
-computed anew comes back once he can stay for a while.
+the host has no room for copies of all: no layer leaves, no request takes turns, and one
+that must be computed anew comes back once it can stay for a while.
 
 Words, here and in `promise`:
 
@@ -51,15 +51,15 @@ from services.placement.run.types import (
 from services.placement.types import RequestId
 
 NO_SPARE = math.inf
-NEXT_TOKENS = 1  # that everybody who runs must have room for: nobody leaves earlier than he must
-AHEAD_TOKENS = 2  # that everybody has room for beside somebody who joins
+NEXT_TOKENS = 1  # that all that run must have room for: none leaves earlier than it must
+AHEAD_TOKENS = 2  # that all have room for beside a request that joins
 MOST_TRIES = 4  # of parked ones that do not fit into room that is left
 LEAST_FREED_ROWS = 2  # blocks per layer group that a victim must have for itself
 JUDGED_TOKENS = 4  # by which a batch that outgrows the pool is judged
 
 
 def decide(snapshot: RunSnapshot, rules: EvenflowRules = DEFAULT_RULES) -> RunDecision:
-    """Return who runs, who is parked, who comes in, and how long pieces of prompts are."""
+    """Return which requests run, are parked and come in, and how long pieces of prompts are."""
     if not snapshot.requests:
         return IDLE
     num_blocks = snapshot.engine.num_blocks
@@ -85,7 +85,7 @@ def _decide(snapshot: RunSnapshot, rules: EvenflowRules) -> RunDecision:
 
 
 class _Draft:
-    """A decision in the making. `batch`: who runs or is on its way."""
+    """A decision in the making. `batch`: what runs or is on its way."""
 
     def __init__(self, snapshot: RunSnapshot, rules: EvenflowRules) -> None:
         self._snapshot, self._rules = snapshot, rules
@@ -119,7 +119,7 @@ class _Draft:
         return self._snapshot.is_saved(request, unsaved_blocks=self._rules.unsaved_blocks)
 
     def _need(self, request: RunRequest) -> tuple[bool, float]:
-        """Order by who needs the pool: sure ones by what they have in hand, then the others by age.
+        """Order by need of the pool: sure ones by what they have in hand, then the others by age.
 
         The first comes back first, the last leaves first.
         """
@@ -136,7 +136,7 @@ class _Draft:
         return self._fits([*self.batch, request], growth=self._rules.growth_tokens)
 
     def _limit_s(self, costs: StepCosts, batch: Sequence[RunRequest], frac: float) -> float:
-        """Return how long a step may take so that nobody reads slower than he reads."""
+        """Return how long a step may take so that no request is served slower than it is read."""
         unpaced_s = self._rules.hide_frac * compute_s(costs, batch)
         return longest_s(batch, paced_frac=frac, unpaced_s=unpaced_s)
 
@@ -161,7 +161,7 @@ class _Draft:
             return False
         limit_s = self._limit_s(costs, batch, self._rules.tight_frac)
         rest = _without(batch, last)
-        if last.prefixes:  # who joins those that wait for a prefix of his adds little to that
+        if last.prefixes:  # joining those that wait for a prefix of its own adds little to that
             limit_s = max(limit_s, self._steps.decode_s(rest, growth=growth) if rest else 0.0)
         if self._steps.decode_s(batch, growth=growth, limit_s=limit_s) > limit_s:
             return False
@@ -170,7 +170,7 @@ class _Draft:
     # -- the rules -----------------------------------------------------------------------------
 
     def shrink_outgrown(self) -> None:
-        """While the batch exceeds the pool: layers leave if nobody pays for it, else a request."""
+        """While the batch exceeds the pool: layers leave if none pays for it, else a request."""
         while len(self.batch) > 1 and not self._fits(self.batch, growth=NEXT_TOKENS):
             victim = self._least_needed(self.batch)
             if victim is None or self._hides(victim):
@@ -180,7 +180,7 @@ class _Draft:
             self._reasons[victim] = Reason.OUTGROWN
 
     def _least_needed(self, batch: Sequence[RunRequest]) -> RunRequest | None:
-        """Return the newest stand-by, or who has most in hand; with nothing to spare the newest."""
+        """Return the newest stand-by or what has most in hand; with nothing to spare the newest."""
         running = [request for request in batch if request.runs]
         stand_by = [request for request in running if not self._is_sure(request)]
         if stand_by:
@@ -221,7 +221,7 @@ class _Draft:
         return batch
 
     def bring_back_due(self) -> bool:
-        """Let parked ones come back that are due; return False if one could not: nobody new."""
+        """Let parked ones come back that are due; return False if one could not: none new."""
         rules = self._rules
         for request in self._back:
             if not self._keeps and self.batch and not self._stays(request):
@@ -277,7 +277,7 @@ class _Draft:
     def _promises(self, request: RunRequest, members: Sequence[RunRequest]) -> bool:
         """Return whether the pool sustains all members' reading and a newcomer's.
 
-        Who states no TTFT SLO leaves room for those who do, like the newest of them there: as many
+        One without a TTFT SLO leaves room for those with one, as the newest of them there: as many
         as readers make room for at a time.
         """
         people = list[RunRequest]()
@@ -287,7 +287,7 @@ class _Draft:
         return self._promise.holds([*members, request, *people])
 
     def _floor_s(self, prompts: Sequence[RunRequest]) -> float:
-        """Return what a reader has in hand, beside its ways, who makes room for newcomers.
+        """Return what a reader that makes room for newcomers has in hand, beside its ways.
 
         Their prompts are computed meanwhile, and the link must carry all ways back.
         """

@@ -62,7 +62,7 @@ def decide_beside(
 def _together(
     first: RunRequest, large: Sequence[RunRequest], snapshot: RunSnapshot, rules: EvenflowRules
 ) -> list[RunRequest]:
-    """Return `first` and who begins as it does, as long as more tokens per second come of it."""
+    """Return `first` and those that begin alike, as long as more tokens per second come of it."""
     batch, steps = [first], Steps(snapshot)
     alike = [r for r in large if r is not first and not set(first.prefixes).isdisjoint(r.prefixes)]
     for request in alike if snapshot.costs is not None else ():

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from services.placement.run.types import RunRequest
 
-UNSTATED_TTFT_S = 60.0  # the TTFT SLO of who states none, as far as his place in line goes
+UNSTATED_TTFT_S = 60.0  # the TTFT SLO of one that states none, as far as its place in line goes
 
 
 def in_line(queue: Iterable[RunRequest]) -> list[RunRequest]:

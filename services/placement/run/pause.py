@@ -1,7 +1,7 @@
-"""Whom to pause, and who must run (OrbitFlow, section 3.4; victims as in its Fig. 14c).
+"""Which requests to pause, and which must run (OrbitFlow, section 3.4; victims as in its Fig. 14c).
 
-Liveness: nobody is paused for an SLO once it has waited `max_pause_s`, the SLO yields first; a
-pause lasts `min_pause_s` unless a request completes; who was just resumed is not paused again at
+Liveness: no request is paused for an SLO once it has waited `max_pause_s`, the SLO yields first; a
+pause lasts `min_pause_s` unless a request completes; one just resumed is not paused again at
 once. Only the pool's size overrides these.
 """
 
@@ -58,5 +58,5 @@ def _draw(seed: int, request_id: str) -> float:
 
 
 def longest_paused(requests: Sequence[RequestState]) -> RequestState:
-    """Return who resumes first where only paused requests are left."""
+    """Return the request that resumes first where only paused requests are left."""
     return max(requests, key=lambda r: (-r.priority, r.paused_age_s or 0.0))

@@ -6,7 +6,7 @@ Priority is vLLM's: lower is more urgent. Where all are alike, nothing here deci
               what it gives up is loaded, not computed anew; unless the urgent outgrow the pool
 2. urgent     those of the most urgent priority are decided by the policy, in a pool without what
               is pinned: no other request counts among its members
-3. the rest   by priority: who runs stays while there is room, else is parked, the newest first;
+3. the rest   by priority: what runs stays while there is room, else is parked, the newest first;
               parked ones come back, then newcomers come in, while all fit for a while, until one
               must wait: none comes in while a more urgent one waits for room
 4. raised     the request that has waited longest, if for `raised_after_s`, is as urgent as any,
@@ -25,7 +25,7 @@ from services.placement.run.reason import Reason
 from services.placement.run.step_estimate import Steps
 from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
 
-NEXT_TOKENS = 1  # that all who run must have room for
+NEXT_TOKENS = 1  # that all that run must have room for
 AHEAD_TOKENS = 2  # that all have room for beside a request that joins
 
 Decide = Callable[[RunSnapshot], RunDecision]
@@ -61,7 +61,7 @@ def _raised(snapshot: RunSnapshot, rules: EvenflowRules, most_urgent: int) -> Ru
 
 
 class _Rest:
-    """A decision in the making. `_batch`: who runs or is on its way."""
+    """A decision in the making. `_batch`: what runs or is on its way."""
 
     def __init__(
         self, snapshot: RunSnapshot, rules: EvenflowRules, urgent: Sequence[RunRequest]

@@ -17,7 +17,7 @@ LINK_FRAC = 0.5  # of what offloaded layers leave of the link, that ways back ma
 LEAST_LINK_FRAC = 0.01
 MOST_PREFILL_FRAC = 0.8
 LEAST_TURNS = 4  # requests that the pool must hold: with fewer a turn wastes too much
-LEAST_TURN_S = 2.0  # that a reader has in hand, beside ways, who is parked for a newcomer
+LEAST_TURN_S = 2.0  # that a reader parked for a newcomer has in hand, beside ways
 MOST_TURN_S = 20.0  # that readers may need in hand for the link to carry all ways back
 
 
@@ -52,7 +52,7 @@ def _full_step_s(snapshot: RunSnapshot, costs: StepCosts, members: Sequence[RunR
 
 
 def sure_ones(snapshot: RunSnapshot, members: Iterable[RunRequest]) -> frozenset[RequestId]:
-    """Return the oldest whose reading the pool sustains: nobody else's lateness touches them."""
+    """Return the oldest whose reading the pool sustains: no other's lateness touches them."""
     oldest_first = sorted(members, key=lambda request: -request.arrival_age_s)
     blocks = snapshot.blocks(growth=1)
     num_blocks = snapshot.num_blocks_of(oldest_first, growth=1)
@@ -103,7 +103,7 @@ class Promise:
 
     def __init__(self, snapshot: RunSnapshot) -> None:
         self._snapshot = snapshot
-        self.turn_s = LEAST_TURN_S  # in hand of who is parked, for the members last asked about
+        self.turn_s = LEAST_TURN_S  # in hand of a parked reader, for the members last asked about
         self._ends: dict[RequestId, tuple[int, float]] = {}  # blocks at the end, and their load
 
     def keeps(self, requests: Iterable[RunRequest]) -> bool:
@@ -133,7 +133,7 @@ class Promise:
         step_s = _full_step_s(self._snapshot, costs, members)
         reads = [_reading_frac(request, step_s) for request in members]
         ends = [self._ends.get(r.request_id) or self._end(r) for r in members]
-        # Who leaves with D seconds in hand is brought back once in D / (1 - reads).
+        # One that leaves with D seconds in hand is brought back once in D / (1 - reads).
         loads_s = sum(
             [(1.0 - frac) * load_s for frac, (_, load_s) in zip(reads, ends, strict=True)]
         )

@@ -45,8 +45,8 @@ def chunk_tokens(
 ) -> int | None:
     """Return how much of prompts the next step computes; None: as much as vLLM would.
 
-    `is_waited_for`: somebody waits for room. Then short pieces, which carry decodes, are worth
-    what they make a prompt longer, if these end the sooner for it: readers who need most steps.
+    `is_waited_for`: a request waits for room. Then short pieces, which carry decodes, are worth
+    what they make a prompt longer, if these end the sooner for it: readers that need most steps.
     """
     costs = snapshot.costs
     decoding = [request for request in batch if request.runs and not snapshot.is_prompt(request)]
@@ -56,7 +56,7 @@ def chunk_tokens(
     if holds_few(snapshot, snapshot.requests):
         return None  # the batch would miss a newcomer in pieces too much
     step_s = steps.decode_s(decoding, growth=0)
-    # Who is late already gains nothing from a step shorter than his interval.
+    # A reader that is late already gains nothing from a step shorter than its interval.
     interval_s = min(1.0 / request.steps_per_s for request in paced)
     left_s = max(min(request.spare_s for request in paced), interval_s)
     left_s -= rules.safety_s + step_s + costs.chunk_base_s

@@ -72,7 +72,7 @@ class ReaderCapacity:
         return Limit.HOST if self.num_readers < self.num_sustained else self.limit
 
     def in_words(self) -> str:
-        """Return a sentence for people who size a machine."""
+        """Return a sentence for sizing a machine."""
         readers = (
             f"{self.num_readers} requests of {self.num_tokens:,} tokens are read at once at "
             f"{self.rate_tps:g} tokens/s (limit: {self.binds}). The pool holds {self.num_held}"
@@ -88,9 +88,9 @@ class ReaderCapacity:
 def reader_capacity(
     engine: EngineShape, costs: StepCosts, readers: ReadersAlike, *, link_bytes_per_s: float
 ) -> ReaderCapacity:
-    """Return how many readers are served at once who ask again when they have read.
+    """Return how many readers that ask again when they have read are served at once.
 
-    `link_bytes_per_s`: from host to pool, > 0. The prompts of those who ask again take their share
+    `link_bytes_per_s`: from host to pool, > 0. The prompts of those that ask again take their share
     of the time.
     """
     halfway = readers.halfway

@@ -1,10 +1,10 @@
 """How a parked request comes back: by load, by recompute, or with its layers left on the host.
 
 TokenFlow (section 5.3) compares the time of the load with the time of the recompute. Here the three
-ways are compared by the delay they cause to everybody, in seconds summed over requests:
+ways are compared by the delay they cause to all, in seconds summed over requests:
 
     load            this request waits until its bytes are through the queue, and for the step of
-                    others that they end in; nobody else does
+                    others that they end in; no other does
     recompute       the whole batch waits for the prefill
     host-resident   nothing is copied ahead: the batch waits in each step for what is not back yet,
                     less and less; with one staging buffer no layer's copy hides behind another

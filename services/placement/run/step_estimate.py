@@ -130,7 +130,7 @@ def _given(full: Sequence[int], num_needed: float) -> list[int]:
 
 
 def _by_number(given: Sequence[int], full: Sequence[int]) -> dict[int, int]:
-    """Return the blocks per group of those who give up as many groups: they are copied as one."""
+    """Return the blocks per group of those that give up as many groups: they are copied as one."""
     num_blocks: dict[int, int] = {}
     for number, length in zip(given, full, strict=True):
         if number:

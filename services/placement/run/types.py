@@ -39,7 +39,7 @@ class RunRequest:
     num_output_tokens: int
     max_tokens: int  # of the answer: its limit
     num_host_tokens: int  # leading ones whose host copy is complete
-    rate_tps: float  # at which its reader reads; 0: none is stated, or nobody reads now
+    rate_tps: float  # at which its reader reads; 0: none is stated, or it reads nothing now
     slack_s: float  # until its reader lacks a token; < 0: has waited so long; inf: no token yet
     arrival_age_s: float
     run_age_s: float  # since it was admitted or came back; inf: it does not run
@@ -60,7 +60,7 @@ class RunRequest:
 
     @property
     def steps_per_s(self) -> float:
-        """Decode steps that its reader needs; 0: none is stated, or nobody reads now."""
+        """Decode steps that its reader needs; 0: none is stated, or it reads nothing now."""
         return self.rate_tps / self.tokens_per_step
 
     @property
@@ -246,16 +246,16 @@ class RunSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunDecision:
-    """Who may be part of the next steps. Whoever is not named in `run` is not admitted."""
+    """What may be part of the next steps. A request not named in `run` is not admitted."""
 
     run: tuple[RequestId, ...]  # in order of admission
-    park: frozenset[RequestId] = frozenset()  # who gives its blocks up, of those that run
+    park: frozenset[RequestId] = frozenset()  # that give their blocks up, of those that run
     chunk_tokens: int | None = None  # of prompts, per step; None: what the step has room for
     offloads: bool = False  # layers leave the pool: the placement policy is asked where
     ways: frozenset[ResumeWay] | None = None  # for parked ones to come back; None: as it pays
     # Leading full blocks per layer group that are not kept: computed anew in each step.
     uncached_blocks: Mapping[RequestId, int] = field(default_factory=dict)
-    valid_for_s: float = 0.0  # ask again then, or when somebody comes, begins to decode, leaves
+    valid_for_s: float = 0.0  # ask again then, or when a request comes, begins to decode, leaves
     reasons: Mapping[RequestId, Reason] = field(default_factory=dict)  # where the policy gives them
 
     def reason(self, request_id: RequestId) -> Reason:

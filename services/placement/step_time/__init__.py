@@ -1,1 +1,1 @@
-"""What a step takes: who is in it, what it computes, reads and fetches."""
+"""What a step takes: which requests are in it, what it computes, reads and fetches."""

@@ -35,7 +35,7 @@ def sealing_tokens(engine: EngineShape) -> int:
 def members(snapshot: Snapshot) -> tuple[RequestState, ...]:
     """Return the requests that placement decides about, in scheduling order.
 
-    They hold KV, and their reader reads: who is on hold stays paused whatever is decided.
+    They hold KV, and their reader reads: one on hold stays paused whatever is decided.
     """
     return tuple(r for r in snapshot.requests if r.phase.holds_kv and not r.on_hold)
 

@@ -16,7 +16,7 @@ from services.executor.blocks.sharing.trunks import Trunks
 
 
 class Publishing:
-    """Makes columns: of what a step fills for those who share it, complete once it is copied."""
+    """Makes columns: of what a step fills for those that share it, complete once it is copied."""
 
     def __init__(self, host: HostPool, growth: Growth, trunks: Trunks) -> None:
         self._host, self._growth, self._trunks = host, growth, trunks
@@ -78,7 +78,7 @@ class Publishing:
             self._coming.setdefault(key, kv)
 
     def end(self, kv: RequestKV) -> None:
-        """Let nobody wait for a request any more."""
+        """Let no other wait for a request any more."""
         for key in self._expected.pop(kv, ()):
             self._forget(kv, key)
 
@@ -89,7 +89,7 @@ class Publishing:
     def coming(self, keys: Sequence[BlockHash], *, first: int, end: int) -> Stretch | None:
         """Return whose prompt's steps will fill the blocks `[first, end)`, and up to where.
 
-        None if nobody's do, or what could be shared of it is too short.
+        None if no request's do, or what could be shared of it is too short.
         """
         at = first + self._trunks.num_least - 1
         kv = self._coming.get(keys[at]) if at < end and self._trunks.is_on else None

@@ -3,7 +3,7 @@
     A  |--- trunk ---|----- own -----          A ran first, and had all of it
     B  |--- trunk ---|-- own --
 
-A request that begins, or comes back, looks who has its leading columns in the pool, or is loading
+A request that begins, or comes back, looks what has its leading columns in the pool, or is loading
 them (`Column.holder`). It *joins* a trunk; where the columns are part of some request's own, or of
 a longer trunk, that is *split*: the part in front becomes a trunk of its users'. Blocks do not move
 and their ids do not change, so that steps in flight and rows see nothing of it. A trunk ends with
@@ -240,7 +240,7 @@ class Trunks(Sharing):
         return True
 
     def _end(self, trunk: Trunk, *, is_right: bool) -> list[KVCacheBlock]:
-        """End a trunk. `is_right`: as its last user, of whom nothing was lost."""
+        """End a trunk. `is_right`: as its last user, of which nothing was lost."""
         give_up(trunk)
         if trunk.is_found:
             end = trunk.end if is_right else trunk.num_copied_blocks

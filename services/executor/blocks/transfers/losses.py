@@ -1,4 +1,4 @@
-"""Which requests lose their KV when copies go wrong on a rank, and who keeps it.
+"""Which requests lose their KV when copies go wrong on a rank, and which keep it.
 
 Ranks report by request; whatever one rank reports holds for all of them, because all of them act
 on the scheduler's next message only.
@@ -59,7 +59,7 @@ class Losses:
         return lost | self._distrust(lost)
 
     def _lost_with_trunks(self, reported: Mapping[str, FailureCause]) -> dict[str, FailureCause]:
-        """Return who begins with a trunk that is lost, since whenever: nothing loads it now.
+        """Return what begins with a trunk that is lost, since whenever: nothing loads it now.
 
         Or with one that has steps in it of a request that is lost: before it is on the host. Its
         authors may have ended since, or begun anew.
@@ -73,9 +73,9 @@ class Losses:
         return lost
 
     def _distrust(self, lost: Mapping[str, FailureCause]) -> dict[str, FailureCause]:
-        """Return who else loses its KV because it shares host copies that are corrupt.
+        """Return what else loses its KV because it shares host copies that are corrupt.
 
-        Nobody begins with what is on the host by now: somebody who has ended may have read it.
+        No request begins with what is on the host by now: one that has ended may have read it.
         """
         corrupt = [name for name, cause in lost.items() if cause is FailureCause.CORRUPT]
         if not corrupt:

@@ -148,7 +148,7 @@ class Transfers:
 
     @property
     def is_busy(self) -> bool:
-        """Whether copies are under way whose completion somebody may act on."""
+        """Whether copies are under way whose completion something may act on."""
         return (
             self.write_through.is_busy
             or self.owner.side_copies.is_busy

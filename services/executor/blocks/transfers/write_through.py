@@ -21,7 +21,7 @@ class Retraction(Enum):
     """What became of a save that did not succeed."""
 
     DONE = "done"  # it is ordered anew
-    GONE = "gone"  # nobody waits for it
+    GONE = "gone"  # nothing waits for it
     ONLY_COPY = "only_copy"  # what it was to copy is lost
 
 
@@ -102,7 +102,7 @@ class WriteThrough:
         return list(touched)
 
     def whose(self, step: int, ordered_for: str, index: int) -> list[Holder]:
-        """Return who has the blocks now that a save was to copy."""
+        """Return what has the blocks now that a save was to copy."""
         save = (step, ordered_for, index)
         return [c.holder for c in self._under_way if (c.step, c.ordered_for, c.index) == save]
 

@@ -29,7 +29,7 @@ RELAXED = 2  # CUstreamCaptureMode: other threads' captures forbid the calling o
 
 
 class EventPool:
-    """Events that nobody holds, to be recorded again: a stream that waits for an event waits for
+    """Events that nothing holds, to be recorded again: a stream that waits for an event waits for
     the recording that it saw. Whoever waits on the host sleeps and leaves the driver's lock alone.
     """
 

@@ -7,7 +7,7 @@ block are found, on each rank by itself.
 Bytes are checked on the device, by work of the compute stream, where the layers are. The sum of a
 block is taken when its copy to the host is submitted, of what layers have written; and again once a
 load was waited for, of what layers will read. So a copy that starts too early, a source that is
-reused too soon and a load that nobody waits for show, like a byte that changes on the host.
+reused too soon and a load that no layer waits for show, like a byte that changes on the host.
 Verdicts leave by a stream of their own: on a CPU they are known with the step, on a GPU a step or
 two later, and no thread waits for them, and no layer.
 """

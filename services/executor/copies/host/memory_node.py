@@ -35,7 +35,7 @@ def node_at(address: str, *, devices: Path = PCI_DEVICES) -> int | None:
 
 
 def prefer_node(address: int, num_bytes: int, node: int) -> int:
-    """Have pages that nobody has touched come from a node; return the error's number, or 0.
+    """Have pages that nothing has touched come from a node; return the error's number, or 0.
 
     The range begins on an OS page. A container may refuse it.
     """

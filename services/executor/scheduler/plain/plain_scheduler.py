@@ -48,7 +48,7 @@ def _lacks_room(record: RequestRecord[RequestKV]) -> bool:
 
 class PlainSchedulerMixin(ReaderStateMixin):
     """Leaves blocks to vLLM. Skips requests whose readers have stopped; where there is a run
-    policy, that says who is admitted and who leaves.
+    policy, that says which are admitted and which leave.
 
     Requests that are held keep their places and their blocks until others wait for them: then one
     after the other is preempted, and computed again once its reader goes on.

@@ -71,7 +71,7 @@ class WholeEngine(EngineRequests):
         )
 
     def look(self) -> None:
-        """Take in which requests are held: what they keep of the pool nobody else can have."""
+        """Take in which requests are held: what they keep of the pool no other can have."""
         held = [one.request_id for one in self._scheduler.running if self._is_held(one)]
         num_kept = sum(_num_blocks(one, name) for one in self._fixed for name in held)
         num_kept += sum(len(one.req_to_blocks[name]) for one in self._growing for name in held)

@@ -61,7 +61,7 @@ def best_batch(
 def decide(snapshot: RunSnapshot, rules: EllmRules = EllmRules()) -> RunDecision:
     """Return a decision for the next step.
 
-    Who runs stays while it fits with nothing uncached, and whoever fits so within the SLO comes in.
+    What runs stays while it fits with nothing uncached, and what fits so within the SLO comes in.
     """
     if not snapshot.requests:
         return IDLE

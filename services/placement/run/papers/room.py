@@ -6,10 +6,10 @@ from services.placement.run.types import RunRequest, RunSnapshot
 
 
 class Room:
-    """What fits, if everybody is in the pool with all layers."""
+    """What fits, if every request is in the pool with all layers."""
 
     def __init__(self, snapshot: RunSnapshot, *, growth: int, kept_frac: float = 0.0) -> None:
-        """`growth`: tokens by which all have grown; `kept_frac`: of the pool, for nobody."""
+        """`growth`: tokens by which all have grown; `kept_frac`: of the pool, for no request."""
         self._num_blocks = snapshot.engine.num_blocks * (1.0 - kept_frac)
         self._num_seats = snapshot.engine.max_num_seqs
         self._need = snapshot.blocks(growth=growth)
@@ -26,7 +26,7 @@ class Room:
         beside: Sequence[RunRequest] = (),
         num_taken: int = 0,
     ) -> list[RunRequest]:
-        """Return whom pool and seats hold beside others, in order; who is too large is skipped.
+        """Return what pool and seats hold beside others, in order; one too large is skipped.
 
         `num_taken`: blocks that are not to be had.
         """

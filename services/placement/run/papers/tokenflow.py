@@ -1,7 +1,7 @@
 """`tokenflow`: TokenFlow's buffer-aware scheduler (arXiv 2510.02758, section 4), as corrected.
 
-Every interval, and only under stress (somebody new waits, or a member's buffer runs dry before the
-next look), the pool goes to those who gain most from it; without stress everybody who fits runs. A
+Every interval, and only under stress (a newcomer waits, or a member's buffer runs dry before the
+next look), the pool goes to those that gain most from it; without stress all that fit run. A
 buffer is what a reader has in hand, in seconds.
 
 Where the printed rules cannot be meant, they are read so (`test_tokenflow.py` holds what each
@@ -10,8 +10,8 @@ printed form does):
     utility       printed, an empty buffer has the lowest: read as what running for the interval
                   adds to it, phi(x) = exp(-x) in seconds
     admission     printed, a newcomer's own buffer must outlast its loading, and it has none: read
-                  as a bound on who may be parked for it
-    working set   printed over the GPU's memory, and then nobody is ever parked: read over the
+                  as a bound on what may be parked for it
+    working set   printed over the GPU's memory, and then none is ever parked: read over the
                   host's, where Eq. 6 (sum of rates <= Gamma) is the limit that counts
     Gamma         at the present lengths it is 2 to 3 times too high when a burst begins: read at
                   the lengths to come
@@ -42,7 +42,7 @@ class TokenflowRules:
     critical_s: float = 1.0  # T_critical
     full_s: float = 4.0  # in hand, from which a token is worth less (tau of Eq. 1)
     decay_per_s: float = 0.25  # alpha of Eq. 1
-    margin_s: float = 0.5  # more in hand that a victim has than whom it makes room for
+    margin_s: float = 0.5  # more in hand that a victim has than the one it makes room for
     ahead_frac: float = 0.5  # of what is left of the answers' limits: the lengths to come
     kept_frac: float = 0.02  # of the pool
 
@@ -54,7 +54,7 @@ LEAST_WAIT_S = 0.05  # until the next look, without stress
 
 
 def decide(snapshot: RunSnapshot, rules: TokenflowRules = DEFAULT_RULES) -> RunDecision:
-    """Return who runs and who is parked for the next interval."""
+    """Return which requests run and which are parked for the next interval."""
     if not snapshot.requests:
         return IDLE
     decision = _Balance(snapshot, rules).decision()
@@ -109,7 +109,7 @@ class _Balance:
         return RunDecision(run=tuple(r.request_id for r in run), valid_for_s=wait_s)
 
     def _oldest_first(self) -> RunDecision:
-        """Eq. 6 is broken: in order of arrival as many as fit, and nobody new."""
+        """Eq. 6 is broken: in order of arrival as many as fit, and none new."""
         members = sorted(self._members, key=lambda r: -r.arrival_age_s)
         run = self._room.filled(members)
         return self._decided(run, [r for r in self._running if r not in run])
@@ -123,7 +123,7 @@ class _Balance:
         chosen = self._best_filled([*urgent, *by_gain], len(urgent), must)
         run = [*must, *chosen]
         leave = [r for r in self._running if r not in run]
-        if all(r.runs for r in chosen):  # nobody needs their room
+        if all(r.runs for r in chosen):  # none needs their room
             run, leave = [*run, *leave], []
         in_order = sorted(run, key=lambda r: (not r.runs, not r.has_begun, -r.arrival_age_s))
         return self._decided(in_order, leave)
@@ -199,7 +199,7 @@ class _Balance:
     def _beside_urgent(
         self, must: Sequence[RunRequest], urgent: Sequence[RunRequest]
     ) -> list[RunRequest]:
-        """Return who must run when those about to run dry do: who has margin gives way to them."""
+        """Return what must run when those about to run dry do: any with margin give way."""
         stay = list(must)
         for request in sorted(must, key=_buffer_s, reverse=True):
             has_margin = urgent and _buffer_s(request) > _buffer_s(urgent[0]) + self._rules.margin_s
@@ -225,7 +225,7 @@ class _Balance:
 
 
 def _buffer_s(request: RunRequest) -> float:
-    """Return b / r: how long what a reader has in hand lasts. For who states no rate for ever."""
+    """Return b / r: how long what a reader has in hand lasts. With no rate stated for ever."""
     if not request.rate_tps:
         return math.inf
     return max(0.0, request.slack_s) if request.has_begun else 0.0
