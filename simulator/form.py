@@ -26,7 +26,8 @@ OPTIONS = frozenset(
     {"model", "device", "context", "answer", "policy", "reading_rate", "attainment", "ttft_s"}
     | {"questions", "max_readers", "gpus", "pool_tokens", "host_gb", "link"}
 )
-MAX_MEMORY_BYTES = 8 << 30  # address space: a config may claim any size
+MAX_MEMORY_BYTES = 4 << 30  # address space: a config may claim any size
+MAX_CPU_S = 300  # for a search that nothing waits for any more
 NICENESS = 19  # after whatever serves
 CONFIG = "config.json"
 
@@ -76,6 +77,7 @@ def _error(message: str, field: str) -> dict[str, str]:
 def main() -> None:
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
     print(json.dumps(answer(json.load(sys.stdin))))
 
 

@@ -171,7 +171,9 @@ def _start_lease(
 
 def _reachable(host: str) -> str:
     """Return where others reach a host that listens there: by its name, if everywhere."""
-    return socket.gethostname() if host in ("0.0.0.0", "::") else host
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
 
 
 def _on_lease_end(lease: asyncio.Task[None]) -> None:

@@ -61,7 +61,7 @@ def test_a_typo_is_refused_by_the_schema(mistyped: str, named: str) -> None:
         ),
         (
             ["--set", "poolDefaults.nodes=2"],
-            "pool main: nodes is 2, and an engine of this release runs on one node",
+            "pool main: nodes is 2, and this chart runs an engine on one node",
         ),
         (
             ["--set", "gateway.terminationGracePeriodSeconds=300"],

@@ -33,6 +33,7 @@ pytestmark = [
 ]
 
 NUM_TOKENS = 40
+HTTP_TIMEOUT_S = 60.0  # of an answer on a busy machine
 # Of this machine, and of one on which everything takes ten times as long.
 HERE = {
     "grpcKeepaliveSeconds": 30,
@@ -67,7 +68,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 async def is_served(pod: Pod, num_requests: int) -> None:
     def live() -> bool:
-        return bool(httpx.get(f"{pod.url()}/load").json() == {"server_load": num_requests})
+        told = httpx.get(f"{pod.url()}/load", timeout=HTTP_TIMEOUT_S).json()
+        return bool(told == {"server_load": num_requests})
 
     await asyncio.to_thread(wait_until, live, f"{num_requests} are live")
 
@@ -152,7 +154,7 @@ async def test_a_side_car_serves_its_executor_and_leaves_before_it(tmp_path: Pat
         for part in ("executor", "gateway"):
             await asyncio.to_thread(pod.wait_for, "readiness", part)
         got = await http_chat(pod.url(), "Hello.", max_tokens=NUM_TOKENS, request_id="one")
-        page = await asyncio.to_thread(httpx.get, f"{pod.url()}/metrics")
+        page = await asyncio.to_thread(httpx.get, f"{pod.url()}/metrics", timeout=HTTP_TIMEOUT_S)
         told = read_pod(page.text)
         pod.terminate("gateway")
         assert await asyncio.to_thread(pod.wait_exit, "gateway") == 0, pod.log_tail("gateway")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from cli.local.preflight import is_free
 from lab.stack.ports import free_port
 from lab.stack.processes import EXIT_TIMEOUT_S, PYTHON_PATH
 from lab.stack.redis_server import RedisServer
@@ -23,9 +24,18 @@ LATE_S = 60.0  # for an answer of a server on a busy machine
 REFUSAL = "is a Redis Cluster of 2 masters: Evenflow takes one server"
 
 
+BUS = 10_000  # above a node's port: that of its bus
+
+
 def node_port() -> int:
-    """Return a port which is, like the one of its bus 10,000 above it, below those of tests."""
-    return 6_100 + free_port() % 900
+    """Return a port with one below it, both free, like those of their buses; below those of tests,
+    and none where a server of this machine's would be.
+    """
+    for _ in range(1_000):
+        port = 6_500 + free_port() % 900
+        if all(map(is_free, (port, port - 1, port + BUS, port - 1 + BUS))):
+            return port
+    raise OSError("no free ports")
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import sys
+from asyncio import FIRST_COMPLETED
 from typing import NoReturn
 
 import structlog
@@ -49,8 +50,10 @@ async def follow(settings: ExecutorSettings) -> int:
     await _first_of(ended, computing, stop)
     await server.mark_leaving()
     if stop.done():
-        await asyncio.wait([ended, computing], timeout=settings.drain_timeout_s)
-        return 0
+        drain_s = settings.drain_timeout_s
+        await asyncio.wait({ended, computing}, timeout=drain_s, return_when=FIRST_COMPLETED)
+        if ended.done() or not computing.done():
+            return 0
     if ended.done():
         logger.error("leader_lost", reason=ended.result())
     else:
@@ -83,7 +86,7 @@ async def _compute(settings: ExecutorSettings, rendezvous_port: int, server: Ser
 
 
 async def _first_of(*tasks: "asyncio.Task[object]") -> None:
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(tasks, return_when=FIRST_COMPLETED)
 
 
 def require_follower(settings: ExecutorSettings) -> None:

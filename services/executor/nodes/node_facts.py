@@ -52,7 +52,7 @@ def facts_of(settings: ExecutorSettings) -> dict[str, str]:
     facts |= {f"version of {name}": version(name) for name in LIBRARIES}
     facts["version of vllm"] = _vllm_version()
     facts["version of python"] = ".".join(platform.python_version_tuple()[:2])
-    facts["version of evenflow"] = f"{version('evenflow')} {_code_digest()}"
+    facts["digest of evenflow"] = _code_digest()
     return facts
 
 

@@ -221,9 +221,12 @@ class Front:
         times a second until cancelled, or until the engine has died.
         """
         while self._state is not FrontState.DEAD:
-            load = self.load_for_gateways()
-            for session in list(self._sessions):
-                session.beat(load)
+            try:
+                load = self.load_for_gateways()
+                for session in list(self._sessions):
+                    session.beat(load)
+            except Exception:  # without beats the executor would be taken for dead
+                log.exception("beat_crashed")
             await asyncio.sleep(BEAT_S)
 
     def load_for_gateways(self) -> ExecutorLoad:

@@ -1,5 +1,6 @@
 """What the tracker knows of executors and of their requests."""
 
+import asyncio
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,7 @@ class TrackerDirectory:
 
     async def fleet(self) -> list[dict[str, Any]]:
         """Return each executor with its load and the requests that it has, in JSON's types."""
-        return [await self._described(one) for one in await self._executors()]
+        return await asyncio.gather(*map(self._described, await self._executors()))
 
     async def _executors(self) -> Collection[pb.Executor]:
         with service_errors():

@@ -48,6 +48,8 @@ async def resolve(host: str, port: int) -> Collection[str]:
         if error.errno in NOWHERE:
             return ()
         raise UnavailableError(error.strerror or str(error)) from error
+    except UnicodeError:  # no name of a host: a part of it is empty, or too long
+        return ()
     except TimeoutError:
         raise UnavailableError("the name was not resolved in time") from None
     family = min(entry[0] for entry in found)

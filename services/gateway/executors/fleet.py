@@ -78,8 +78,9 @@ class Fleet:
 
     def _follow(self, tasks: asyncio.TaskGroup) -> None:
         """Have a link for each place, and none for others once they are idle."""
-        places = {one.address: one for found in self._found.values() for one in found}
-        places |= {one.address: one for one in self._stated}
+        found = [*(one for places in self._found.values() for one in places), *self._stated]
+        found.sort(key=lambda place: bool(place.server_name))  # what a certificate bears counts
+        places = {one.address: one for one in found}
         places |= {one.address: one for one in self._outlasting if one.address not in places}
         self._outlasting = [
             one

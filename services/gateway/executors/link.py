@@ -122,11 +122,13 @@ class ExecutorLink:
         self._tells_nonsense = False  # of its load; it has been logged
         self._session: _Session | None = None
         self.is_gone = False  # it is not found any more, and takes nothing new
+        self._num_calls = 0  # under way beside the stream
 
     @property
     def is_idle(self) -> bool:
         """Say whether nothing of this gateway is at the executor."""
-        return self._session is None or not len(self._session.inflight)
+        has_requests = self._session is not None and len(self._session.inflight) > 0
+        return not has_requests and not self._num_calls
 
     @property
     def info(self) -> ServedModel | None:
@@ -201,14 +203,15 @@ class ExecutorLink:
         session = self._connected()
         request = convert.tokenize_to_proto(session.info.model, prompt, options)
         self._check_size(request.ByteSize())
-        with _errors_about("messages" if isinstance(prompt, ChatPrompt) else "prompt"):
+        field = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+        with self._calling(), _errors_about(field):
             return convert.tokenization_from_proto(await session.stub.Tokenize(request))
 
     async def detokenize(self, ids: Sequence[int], *, fair_key: str) -> str:
         """Have the executor turn tokens into text. Raises as `tokenize` does."""
         session = self._connected()
         request = pb.DetokenizeRequest(model=session.info.model, ids=ids, fair_key=fair_key)
-        with _errors_about("tokens"):
+        with self._calling(), _errors_about("tokens"):
             return (await session.stub.Detokenize(request)).text
 
     async def release_session(self, account: str, session_id: str) -> int:
@@ -216,8 +219,16 @@ class ExecutorLink:
         ServiceError.
         """
         asked = pb.ReleaseSessionRequest(account=account, session_id=session_id)
-        with service_errors():
+        with self._calling(), service_errors():
             return (await self._connected().stub.ReleaseSession(asked)).num_tokens
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        self._num_calls += 1
+        try:
+            yield
+        finally:
+            self._num_calls -= 1
 
     async def watch(self, max_updates_per_s: float) -> AsyncIterator[pb.WatchRequestsResponse]:
         """Yield what the executor's scheduler sees, until its stream ends. Raises ServiceError."""
@@ -251,7 +262,7 @@ class ExecutorLink:
         """Keep the stream open until cancelled. Never raises because of the executor."""
         backoff_s = MIN_BACKOFF_S
         try:
-            async with make_channel(self.address, transport=self._options.transport) as channel:
+            async with await self._open() as channel:
                 while True:
                     was_connected = await self._connect_once(pb_grpc.ExecutorServiceStub(channel))
                     backoff_s = MIN_BACKOFF_S if was_connected else backoff_s
@@ -261,6 +272,14 @@ class ExecutorLink:
             self._lose(UnavailableError("the gateway is shutting down"))
             if self.is_gone:
                 CONNECTED.remove(self.address)
+
+    async def _open(self) -> aio.Channel:
+        while True:
+            try:
+                return make_channel(self.address, transport=self._options.transport)
+            except OSError as error:  # of certificates, which may be half written
+                log.warning("certificates_not_read", error=type(error).__name__)
+                await asyncio.sleep(MAX_BACKOFF_S)
 
     async def _connect_once(self, stub: "pb_grpc.ExecutorServiceAsyncStub") -> bool:
         """Run one life of the stream. Returns False if it did not come about."""

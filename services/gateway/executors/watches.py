@@ -52,7 +52,11 @@ class Watches:
             async with asyncio.TaskGroup() as tasks:
                 followed = set[ExecutorLink]()
                 while not self._is_leaving():
-                    for link in set(self._links.values()) - followed:
+                    links = set(self._links.values())
+                    for link in followed - links:  # its calls were cancelled with its channel
+                        followed.remove(link)
+                        await send(_not_connected(link.address))
+                    for link in links - followed:
                         tasks.create_task(self._follow(link, send, max_updates_per_s))
                         followed.add(link)
                     await asyncio.sleep(RETRY_S)
@@ -67,8 +71,12 @@ class Watches:
                     await send(engine_update(link.address, info.model if info else "", update))
                     if self._is_leaving():
                         return
-            await send(msgspec.json.encode({"executor": link.address, "is_connected": False}))
+            await send(_not_connected(link.address))
             await asyncio.sleep(RETRY_S)
+
+
+def _not_connected(address: str) -> bytes:
+    return msgspec.json.encode({"executor": address, "is_connected": False})
 
 
 def engine_update(executor: str, model: str, update: pb.WatchRequestsResponse) -> bytes:

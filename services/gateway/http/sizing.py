@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from services.gateway.http.edge import decode_json, read_body
+from services.gateway.http.edge import decode_json, read_body, while_connected
 from services.gateway.live.dispatcher import Dispatcher
 from services.kit.errors import (
     DeadlineError,
@@ -41,8 +41,13 @@ def add_sizing(app: FastAPI, dispatcher: Dispatcher) -> None:
         asked = _asked(body, [model.model for model in dispatcher.models()])
         if running.locked():
             raise OverloadedError("another search for a size is running here; try again later")
+        told: dict[str, Any] = {}
+
+        async def search() -> None:
+            told.update(await _simulated(asked))
+
         async with running:
-            told = await _simulated(asked)
+            await while_connected(request.receive, search())
         if "error" in told:
             raise InvalidRequestError(told["error"], field=told["field"])
         return JSONResponse(told)
