@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from evenflow.gateway.v1 import generation_pb2 as gen
@@ -13,7 +14,7 @@ from services.generation.conversation import (
 )
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, Logprob, TokenLogprobs
-from services.generation.retention import RetentionHint, check_hint
+from services.generation.retention import RetentionHint, check_hint, without_needless
 from services.generation.sampling_params import (
     ADVISABLE,
     DEFAULT_SAMPLING,
@@ -54,7 +55,8 @@ def hint_from_proto(message: Any, *, path: str) -> RetentionHint | None:
         return None
     hint = read(RetentionHint, message.retention, path)
     check_hint(hint, path=path)
-    return hint
+    marks = sorted(hint.marks, key=lambda one: (one.num_messages or inf, one.retention_s))
+    return replace(hint, marks=without_needless(marks))
 
 
 def sampling_from_proto(

@@ -36,6 +36,7 @@ UNPROVOKED = {
     "leader_lost": A_PROCESS,
     "loading_abandoned": A_PROCESS,
     "metrics_started": A_PROCESS,
+    "beat_crashed": A_BUG,
     "moves_crashed": A_BUG,
     "nodes_not_gathered": A_PROCESS,
     "ranks_died": A_PROCESS,

@@ -102,8 +102,9 @@ class RequestRecord(Generic[KVT]):
         self.last_step_s = now_s
 
     def away_s(self, now_s: float) -> float:
-        """Return how long it has been part of no step, since it arrived at most."""
-        return now_s - (self.arrival_s if self.last_step_s is None else self.last_step_s)
+        """Return how long it has waited to be part of a step: a hold is no waiting."""
+        since_s = self.arrival_s if self.last_step_s is None else self.last_step_s
+        return now_s - max(since_s, self.resumed_s or since_s)
 
     @property
     def waits_for_reader(self) -> bool:

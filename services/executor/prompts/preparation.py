@@ -141,7 +141,7 @@ class Preparation:
                 reads=_reads_from_first(submission, parsed),
                 parser=parsed and parsed.answer_parser(rendered["prompt_token_ids"]),
                 resume=submission.resume,
-                asks_to_keep=submission.retention is not None,
+                asks_to_keep=bool(submission.retention and submission.retention.marks),
             )
             for core in map(partial(self._answer, core_request), submissions)
         ]

@@ -41,8 +41,7 @@ class Retaining:
 
     def begun(self, request: Request, now_s: float) -> dict[str, Any]:
         """Return what an output with tokens of a request that goes on is to carry."""
-        kept = _kept(request)
-        if kept is None or request.request_id in self._begun:
+        if request.request_id in self._begun or (kept := _kept(request)) is None:
             return {}
         self._begun.add(request.request_id)
         return retained_to_params(self._retain(request, kept, request.num_prompt_tokens, now_s))

@@ -48,6 +48,7 @@ log = structlog.get_logger()
 
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
+RELEASE_TIMEOUT_S = 10.0  # for an engine's next step, which hears of it
 MODEL_INFO_TIMEOUT_S = 5.0
 MAX_SUBMIT_FRAC = 0.25  # of the largest message that the connection carries
 LOST_MESSAGE = "the connection to the executor was lost"
@@ -220,7 +221,8 @@ class ExecutorLink:
         """
         asked = pb.ReleaseSessionRequest(account=account, session_id=session_id)
         with self._calling(), service_errors():
-            return (await self._connected().stub.ReleaseSession(asked)).num_tokens
+            stub = self._connected().stub
+            return (await stub.ReleaseSession(asked, timeout=RELEASE_TIMEOUT_S)).num_tokens
 
     @contextmanager
     def _calling(self) -> Iterator[None]:

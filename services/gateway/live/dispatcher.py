@@ -199,7 +199,8 @@ class Dispatcher:
         """
         caller = current_caller()
         account = caller.name if caller else ""
-        num_tokens = await self.placing.release_session(account, session_id)
+        with self._aside(0):
+            num_tokens = await self.placing.release_session(account, session_id)
         if not num_tokens:
             raise UnknownSessionError(session_id)
         return num_tokens

@@ -155,19 +155,17 @@ class Placing:
             link.abort(request_id)
 
     async def release_session(self, account: str, session_id: str) -> int:
-        """Have every executor keep nothing for an account's session; return how many tokens those
-        kept that could be reached.
+        """Have every executor keep nothing for an account's session; return how many tokens they
+        kept. Raises what one of them failed with, unless others kept something.
         """
-        calls = [
-            link.release_session(account, session_id)
-            for link in self._links.values()
-            if link.info is not None
-        ]
+        calls = [link.release_session(account, session_id) for link in self._links.values()]
         released = await asyncio.gather(*calls, return_exceptions=True)
+        num_tokens = sum(one for one in released if isinstance(one, int))
         for fault in released:
-            if isinstance(fault, BaseException) and not isinstance(fault, ServiceError):
+            is_of_service = isinstance(fault, ServiceError)
+            if isinstance(fault, BaseException) and not (is_of_service and num_tokens):
                 raise fault
-        return sum(one for one in released if isinstance(one, int))
+        return num_tokens
 
     async def tokenize(
         self, model: str, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions

@@ -56,7 +56,6 @@ HEADERS_BY_BOUND: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 
-SESSION_HEADER = "x-session-id"
 # OpenAI keeps "in memory" for five to ten minutes.
 SECONDS_BY_RETENTION: Mapping[str, float] = MappingProxyType(
     {"in_memory": 300.0, "in-memory": 300.0, "24h": 86_400.0}

@@ -10,7 +10,8 @@ Priority is vLLM's: lower is more urgent. Where all are alike, nothing here deci
               parked ones come back, then newcomers come in, while all fit for a while, until one
               must wait: none comes in while a more urgent one waits for room
 4. raised     the request that has waited longest, if for `raised_after_s`, is as urgent as any,
-              until it has run for `raised_turn_s`: so each makes progress. One at a time
+              until it has run for `raised_turn_s`: so each makes progress. One at a time, and none
+              whose reader has more than that in hand
 """
 
 import math
@@ -54,6 +55,7 @@ def _raised(snapshot: RunSnapshot, rules: EvenflowRules, most_urgent: int) -> Ru
         for r in snapshot.requests
         if r.priority > most_urgent
         and r.waited_s >= rules.raised_after_s
+        and (r.runs or r.spare_s < rules.raised_turn_s)
         and (not r.runs or r.run_age_s < rules.raised_turn_s or r.run_age_s == math.inf)
     ]
     here = (RunPhase.RUNNING, RunPhase.RETURNING)
@@ -92,7 +94,7 @@ class _Rest:
         """Return whether all full blocks that a request has are on the host, and stay there."""
         num_unsaved = request.num_computed_tokens - request.num_host_tokens
         is_saved = num_unsaved <= self._snapshot.engine.block_size
-        rests = request.run_age_s > self._rules.period_s
+        rests = self._rules.period_s < request.run_age_s < math.inf
         return request.runs and rests and is_saved and self._keeps
 
     def _pins(self) -> list[RunRequest]:

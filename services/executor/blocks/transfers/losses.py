@@ -80,7 +80,7 @@ class Losses:
         corrupt = [name for name, cause in lost.items() if cause is FailureCause.CORRUPT]
         if not corrupt:
             return {}
-        self._owner.host.forget(lambda column: True)
+        self._owner.host.forget_all()
         self._owner.blocks.forget_left()
         columns = {c for kv in self._owner.kvs if kv.request_id in corrupt for c in kv.columns}
         return {
