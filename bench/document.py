@@ -4,8 +4,11 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,9 +40,11 @@ def document(benchmark: Benchmark, rows: list[Row], load: tuple[float, ...]) -> 
 
 
 def circumstances(load: tuple[float, ...]) -> dict[str, Any]:
-    """Return commit and machine of figures. `load`: the load averages before they were made."""
+    """Return how figures were made, once they are. `load`: the load averages before that."""
     return {
-        "commit": _output("git", "describe", "--always", "--dirty"),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": {
             "cpu": _cpu(),
             "num_cpus": os.cpu_count(),
@@ -55,8 +60,9 @@ def said(content: Mapping[str, Any]) -> str:
     machine = content["machine"]
     before, after = machine["load_before"][0], machine["load_after"][0]
     return (
-        f"{machine['cpu']}, {machine['num_cpus']} cores, Python {machine['python']}, commit "
-        f"{content['commit']}, 1-minute load {before:.1f} before and {after:.1f} after."
+        f"`{content['command']}`, commit {content['commit']}, {content['date']}, {machine['cpu']}, "
+        f"{machine['num_cpus']} cores, Python {machine['python']}, 1-minute load {before:.1f} "
+        f"before and {after:.1f} after."
     )
 
 
@@ -66,22 +72,68 @@ def save(content: dict[str, Any], path: Path) -> None:
 
 
 def markdown(benchmark: Benchmark, content: dict[str, Any]) -> str:
-    """Return a benchmark's section: machine, table, definitions."""
-    header, *rows = benchmark.table(content["rows"])
+    """Return a benchmark's section: how it was made, table, definitions."""
     lines = [
         f"### {benchmark.title}",
         "",
         said(content),
         "",
-        "| " + " | ".join(header) + " |",
-        "|" + "---|" * len(header),
-        *("| " + " | ".join(row) + " |" for row in rows),
+        *table_lines(benchmark.table(content["rows"])),
         "",
         *(f"- **{line}**" for line in benchmark.verdicts(content["rows"])),
         *(f"- {name}: {text}" for name, text in content["definitions"].items()),
         "",
     ]
     return "\n".join(lines)
+
+
+def table_lines(table: Sequence[Sequence[str]]) -> list[str]:
+    """Return a table, its header first, as lines of Markdown."""
+    header, *rows = ("| " + " | ".join(row) + " |" for row in table)
+    return [header, "|" + "---|" * len(table[0]), *rows]
+
+
+def write_table(
+    page: Path, name: str, content: Mapping[str, Any], table: Sequence[Sequence[str]]
+) -> None:
+    """Write a table and how it was made into a page, in place of what its markers enclose.
+
+    `content`: has what `circumstances` has. `table`: header first.
+
+    Raises:
+        LookupError: as `around_table`.
+    """
+    before, after = around_table(page, name)
+    page.write_text("\n".join([before, said(content), "", *table_lines(table), after]))
+
+
+def around_table(page: Path, name: str) -> tuple[str, str]:
+    """Return a page up to a table's first marker and from its last one on, markers included.
+
+    Raises:
+        LookupError: the page has no `<!-- table NAME -->` with an `<!-- end -->` of its own.
+    """
+    first, last = f"<!-- table {name} -->", "<!-- end -->"
+    before, _, behind = page.read_text().partition(first)
+    between, ended, after = behind.partition(last)
+    if not ended or "<!-- table " in between:
+        raise LookupError(f"{page} has no table between {first} and {last}")
+    return before + first, last + after
+
+
+def add_page_option(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--page", type=Path, help="of docs/results: each table goes between its markers there"
+    )
+
+
+def expect_tables(page: Path | None, names: Iterable[str], parser: argparse.ArgumentParser) -> None:
+    """End with an error, before anything is measured, where a page lacks the markers of a name."""
+    try:
+        for name in names if page else ():
+            around_table(page, name)
+    except (LookupError, OSError) as error:
+        parser.error(str(error))
 
 
 def measure_named(
@@ -94,15 +146,28 @@ def measure_named(
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(benchmarks)}")
     parser.add_argument("--out", type=Path, default=Path(".cache/bench"), help="JSON goes here")
+    add_page_option(parser)
     options = parser.parse_args()
     if unknown := set(options.names) - benchmarks.keys():
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
-    for name in options.names or benchmarks:
+    names = options.names or list(benchmarks)
+    expect_tables(options.page, names, parser)
+    for name in names:
         benchmark = benchmarks[name]()
         load = os.getloadavg()
         content = document(benchmark, benchmark.measure(), load)
         save(content, options.out / f"{prefix}-{name}.json")
         print(markdown(benchmark, content), flush=True)
+        if options.page:
+            write_table(options.page, name, content, benchmark.table(content["rows"]))
+
+
+def _commit() -> str:
+    """Return the commit, and whether code is otherwise: the pages of docs/ change no figure."""
+    commit = _output("git", "rev-parse", "--short", "HEAD")
+    code = ("--", ":/", ":(top,exclude)docs")
+    changes = _output("git", "status", "--porcelain", "--untracked-files=no", *code)
+    return f"{commit} with changes" if changes else commit
 
 
 def _cpu() -> str:

@@ -1,11 +1,21 @@
-"""`python -m bench.layerwise [--out DIR] [--print] [NAME ...]`: measure, or print what is there."""
+"""`python -m bench.layerwise [--out DIR] [--page PAGE] [--print] [NAME ...]`: measure, or print.
+
+`--print` takes what was measured before.
+"""
 
 import argparse
 import json
 import os
 from pathlib import Path
 
-from bench.document import document, markdown, save
+from bench.document import (
+    add_page_option,
+    document,
+    expect_tables,
+    markdown,
+    save,
+    write_table,
+)
 from bench.layerwise import capacity, overhead, overlap
 
 BENCHMARKS = {
@@ -22,7 +32,10 @@ def main() -> None:
         if not options.print:
             load = os.getloadavg()
             save(document(benchmark, benchmark.measure(), load), path)
-        print(markdown(benchmark, json.loads(path.read_text())), flush=True)
+        content = json.loads(path.read_text())
+        print(markdown(benchmark, content), flush=True)
+        if options.page:
+            write_table(options.page, name, content, benchmark.table(content["rows"]))
 
 
 def _options() -> argparse.Namespace:
@@ -30,9 +43,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}")
     parser.add_argument("--out", type=Path, default=Path(".cache/bench"), help="JSON goes here")
     parser.add_argument("--print", action="store_true", help="Markdown of what was measured before")
+    add_page_option(parser)
     options = parser.parse_args()
     if unknown := set(options.names) - BENCHMARKS.keys():
         parser.error(f"no benchmark is called {', '.join(sorted(unknown))}")
+    expect_tables(options.page, options.names or BENCHMARKS, parser)
     return options
 
 

@@ -1,24 +1,23 @@
-"""`python -m bench.planner [--quick] [--out FILE]`: measure, print markdown tables, write JSON.
+"""`python -m bench.planner [--quick | --page PAGE] [--out FILE]`: measure, print, write JSON.
 
-`--quick` measures what has a bar in the design, in about a minute; all of it takes about six.
+`--quick` measures what has a bar in the design, in about a minute; all of it takes about six, and
+only all of it goes into a page.
 """
 
 import argparse
 import gc
 import json
 import os
-import platform
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from bench.document import add_page_option, circumstances, expect_tables, said, write_table
 from bench.planner.cells import Cell, against_exhaustive, run_cell, search_budget_s
 from bench.planner.plans import plan_times
 from bench.planner.rpc import added_by_grpc
-from bench.planner.tables import Row, ms, percent, printed
+from bench.planner.tables import Row, Table, ms, percent
 from services.placement.step_time.patterns import PatternSpace
 
 SEED = 2026
@@ -44,25 +43,22 @@ DEFINITIONS = {
 
 
 def main() -> None:
-    options = _options()
+    options, load = _options(), os.getloadavg()
     gc.collect()
     gc.freeze()
-    report: dict[str, Any] = {
-        "commit": _commit(),
-        "machine": f"{platform.machine()}, {platform.python_version()}, {_cpu()}",
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "seed": SEED,
-        "definitions": DEFINITIONS,
-    }
-    print(f"commit {report['commit']}, {report['machine']}, load {os.getloadavg()[0]:.1f} at start")
-    parts = [("exhaustive", _exhaustive(options)), ("cells", _cells(options))]
-    parts += [("plans", _plans(options))]
-    parts += [] if options.quick else [("grpc", _grpc())]
-    for part, rows in parts:
-        for row in rows:
+    report = circumstances(load) | {"seed": SEED, "definitions": DEFINITIONS}
+    for part, make in PARTS.items():
+        if options.quick and part == "grpc":
+            continue
+        table = make(options)
+        for row in table.printed():
             report.setdefault(part, []).append(row | {"load": os.getloadavg()[0]})
             _save(report, options.out)
-    print(f"\nload {os.getloadavg()[0]:.1f} at the end")
+        report |= circumstances(load)
+        if options.page:
+            write_table(options.page, part, report, table.cells)
+    _save(report, options.out)
+    print(f"\n{said(report)}")
 
 
 def _save(report: dict[str, Any], path: Path | None) -> None:
@@ -74,13 +70,17 @@ def _save(report: dict[str, Any], path: Path | None) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="only what has a bar")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--quick", action="store_true", help="only what has a bar")
+    add_page_option(either)
     parser.add_argument("--instances", type=int, default=300, help="per cell")
     parser.add_argument("--out", type=Path, help="JSON file")
-    return parser.parse_args()
+    options = parser.parse_args()
+    expect_tables(options.page, PARTS, parser)
+    return options
 
 
-def _exhaustive(options: argparse.Namespace) -> Iterator[Row]:
+def _exhaustive(options: argparse.Namespace) -> Table:
     def rows() -> Iterator[tuple[Row, list[str]]]:
         for model, num_requests in BAR_EXHAUSTIVE if options.quick else EXHAUSTIVE:
             row = against_exhaustive(model, num_requests, options.instances, SEED)
@@ -99,10 +99,10 @@ def _exhaustive(options: argparse.Namespace) -> Iterator[Row]:
 
     title = "Complete search of even patterns against enumeration of all of them:"
     columns = ["model", "R", "largest difference", "CPU ms p50 / p99", "wall ms p50 / p99"]
-    return printed(title, [*columns, "nodes p50 / max"], rows())
+    return Table(title, [*columns, "nodes p50 / max"], rows())
 
 
-def _cells(options: argparse.Namespace) -> Iterator[Row]:
+def _cells(options: argparse.Namespace) -> Table:
     def rows() -> Iterator[tuple[Row, list[str]]]:
         for cell in _bar_cells() if options.quick else _every_cell():
             row = run_cell(cell, options.instances, SEED)
@@ -111,7 +111,7 @@ def _cells(options: argparse.Namespace) -> Iterator[Row]:
     columns = ["L", "F", "R", "space", "first plan: CPU ms p50 / p99", "wall ms p50"]
     columns += ["gap % p50 / p90", "search: CPU ms p50 / p99", "wall ms p50", "gap % p50 / p90"]
     columns += ["proven %", "uniform, greedy: mean loss %"]
-    return printed("First plan, and search within the budget:", columns, rows())
+    return Table("First plan, and search within the budget:", columns, rows())
 
 
 def _every_cell() -> Iterator[Cell]:
@@ -156,7 +156,7 @@ def _cell_figures(cell: Cell, row: Row) -> list[str]:
     ]
 
 
-def _plans(options: argparse.Namespace) -> Iterator[Row]:
+def _plans(options: argparse.Namespace) -> Table:
     def rows() -> Iterator[tuple[Row, list[str]]]:
         for num_layers in (32, 80):
             for row in plan_times(num_layers, 64, options.instances // 3, SEED):
@@ -174,10 +174,10 @@ def _plans(options: argparse.Namespace) -> Iterator[Row]:
                 )
 
     columns = ["L", "R", "SLO", "CPU ms p50 / p99", "wall ms p50", "paused, mean", "undecided %"]
-    return printed("Whole plans with 20 ms of CPU to search:", columns, rows())
+    return Table("Whole plans with 20 ms of CPU to search:", columns, rows())
 
 
-def _grpc() -> Iterator[Row]:
+def _grpc(options: argparse.Namespace) -> Table:
     def rows() -> Iterator[tuple[Row, list[str]]]:
         for num_requests in (4, 64):
             row = added_by_grpc(num_requests, 200)
@@ -185,20 +185,10 @@ def _grpc() -> Iterator[Row]:
             yield row, [str(num_requests), str(row["num_calls"]), *times]
 
     columns = ["R", "calls", "call mean ms", "work mean ms", "added mean ms"]
-    return printed("Added by gRPC (plans of 1 ms budget):", columns, rows())
+    return Table("Added by gRPC (plans of 1 ms budget):", columns, rows())
 
 
-def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def _cpu() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return "unknown CPU"
-
+PARTS = {"exhaustive": _exhaustive, "cells": _cells, "plans": _plans, "grpc": _grpc}
 
 if __name__ == "__main__":
     sys.exit(main())

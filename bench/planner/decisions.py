@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.planner.tables import Row, printed
+from bench.planner.tables import Row, Table
 from lab.planning.snapshots import BLOCK_SIZE, make_engine
 from lab.policies.presets import full_name
 from services.control.admission import Admission
@@ -237,7 +237,8 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     rows = (measured(crowd, options.policy, options.draws) for crowd in CROWDS)
-    list(printed(f"Decisions of `{options.policy}`", COLUMNS, ((row, _cells(row)) for row in rows)))
+    lines = ((row, _cells(row)) for row in rows)
+    list(Table(f"Decisions of `{options.policy}`", COLUMNS, lines).printed())
     for crowd in CROWDS if options.profile else ():
         profile = cProfile.Profile(time.thread_time)
         for seed in range(options.draws):

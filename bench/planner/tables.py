@@ -3,17 +3,28 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from bench.document import table_lines
+
 Row = dict[str, Any]
 
 
-def printed(
-    title: str, columns: Sequence[str], rows: Iterable[tuple[Row, Sequence[str]]]
-) -> Iterator[Row]:
-    """Print a table whose cells come with each row; yields the rows."""
-    print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
-    for row, cells in rows:
-        print(f"| {' | '.join(cells)} |", flush=True)
-        yield row
+class Table:
+    """A table whose cells come with each row."""
+
+    def __init__(
+        self, title: str, columns: Sequence[str], rows: Iterable[tuple[Row, Sequence[str]]]
+    ) -> None:
+        self.title = title
+        self.cells = [columns]  # header first; a line for each row that has come
+        self._rows = rows
+
+    def printed(self) -> Iterator[Row]:
+        """Print the table, line by line; yields the rows."""
+        print(f"\n{self.title}\n", *table_lines(self.cells), sep="\n", flush=True)
+        for row, cells in self._rows:
+            self.cells.append(cells)
+            print(table_lines(self.cells)[-1], flush=True)
+            yield row
 
 
 def ms(figure: Row, *quantiles: str) -> str:
