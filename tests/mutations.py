@@ -580,8 +580,8 @@ MUTATIONS = (
     Mutation(
         "a key releases what another key's session keeps",
         "services/gateway/live/dispatcher.py",
-        '        account = caller.name if caller else ""\n        num_tokens',
-        '        account = "alice"\n        num_tokens',
+        "await self.placing.release_session(account, session_id)",
+        'await self.placing.release_session("alice", session_id)',
         ("tests/integration/test_gateway_retention.py",),
     ),
     Mutation(

@@ -1,11 +1,5 @@
-"""Tests here make plans."""
+"""Tests here make plans, and pages, as those of the simulator."""
 
-import pytest
+from tests.unit.simulator.conftest import kernels, vega
 
-from tests.kernels import compile_kernels
-
-
-@pytest.fixture(scope="session", autouse=True)
-def kernels() -> None:
-    """Compile the planner's kernels: no test's own time."""
-    compile_kernels()
+__all__ = ["kernels", "vega"]
