@@ -1,16 +1,19 @@
 """Streams through a gateway outlive the real executor that answers them: killed, or shut down."""
 
 import asyncio
+import itertools
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.processes import stopped, wait_until
+from services.gateway.executors import routing
+from services.gateway.executors.routing import Candidate
 from tests.gateways import Client, gateway_for, until
 
 pytestmark = pytest.mark.timeout(3_600)
@@ -41,6 +44,18 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ExecutorPro
     finally:
         for process in processes:
             process.stop()
+
+
+@pytest.fixture(autouse=True)
+def by_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the executors be homes by turns: all ask the same, and one alone has no room for all."""
+    turns = itertools.count()
+
+    def home_of(_: bytes, candidates: Sequence[Candidate]) -> Candidate:
+        by_address = sorted(candidates, key=lambda one: one.address)
+        return by_address[next(turns) % len(by_address)]
+
+    monkeypatch.setattr(routing, "_home", home_of)
 
 
 async def ask(client: Client, number: int, *, is_streamed: bool) -> str:

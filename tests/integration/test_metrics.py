@@ -262,6 +262,7 @@ async def test_a_reader_leaves_comes_back_and_leaves_for_good(
 async def test_an_executor_tells_a_load_that_cannot_be(
     client: Client, executor: FakeExecutor
 ) -> AsyncIterator[None]:
+    await until(lambda: executor.session is not None)  # it may only just be back
     assert executor.session is not None
     before = read()["evenflow_gateway_dropped_loads_total"]
     executor.session.send(load=executor_pb.Load(num_newcomers=-1))
