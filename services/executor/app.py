@@ -21,7 +21,7 @@ from services.executor.nodes.rank_processes import (
     kill_ranks,
 )
 from services.executor.nodes.servicer import NodesServicer
-from services.executor.nodes.types import NodesError
+from services.executor.nodes.types import LOST_EXIT_CODE, NodesError
 from services.executor.servicer import ExecutorServicer
 from services.executor.serving.accounts import Accounts
 from services.executor.serving.front import Front
@@ -30,7 +30,7 @@ from services.executor.settings import ExecutorSettings, prepare_engine_environm
 from services.kit import clock
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
-from services.kit.settings import BAD_SETTINGS_EXIT_CODE, load
+from services.kit.settings import load, refuse
 from services.kit.telemetry import log, metrics
 from services.kit.telemetry.tracing import Tracing
 
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from services.executor.engine.engine import Engine
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
-ENGINE_DIED_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
 LAST_FRAMES_TIMEOUT_S = 2.0  # for failures on their way to gateways
 
 logger = structlog.get_logger()
@@ -93,7 +92,7 @@ async def serve(settings: ExecutorSettings) -> int:
     await _stop_reporting(tracker, lease)
     await engine.close()
     await asyncio.to_thread(tracing.close)
-    return ENGINE_DIED_EXIT_CODE if engine.died.is_set() or group.lost.is_set() else 0
+    return LOST_EXIT_CODE if engine.died.is_set() or group.lost.is_set() else 0
 
 
 async def _end_without_nodes(group: NodeGroup) -> None:
@@ -122,7 +121,7 @@ async def _load_engine(
     events = [asyncio.create_task(event.wait()) for event in (stop, group.lost)]
     await asyncio.wait([loading, *events], return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
-        _abandon_loading(ENGINE_DIED_EXIT_CODE if group.lost.is_set() else 0)
+        _abandon_loading(LOST_EXIT_CODE if group.lost.is_set() else 0)
     for event in events:
         event.cancel()
     engine = loading.result()
@@ -227,19 +226,16 @@ def require_kind(settings: ExecutorSettings) -> None:
         engine_args=settings.engine_args,
     )
     if refusal is not None:
-        print(f"EVENFLOW_EXECUTOR_LAYERWISE_KV: {refusal}", file=sys.stderr)
-        sys.exit(BAD_SETTINGS_EXIT_CODE)
+        refuse(f"EVENFLOW_EXECUTOR_LAYERWISE_KV: {refusal}")
 
 
 def require_leader(settings: ExecutorSettings) -> None:
     """Stop the process if the settings are those of a follower."""
     if settings.node_rank != LEADER_RANK:
-        print(
+        refuse(
             f"EVENFLOW_EXECUTOR_NODE_RANK: {settings.node_rank} is a follower, "
-            "`python -m services.executor.follower`",
-            file=sys.stderr,
+            "`python -m services.executor.follower`"
         )
-        sys.exit(BAD_SETTINGS_EXIT_CODE)
 
 
 def main() -> None:

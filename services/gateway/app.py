@@ -5,7 +5,6 @@ import gc
 import math
 import socket
 import ssl
-import sys
 from asyncio import sleep
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -56,7 +55,7 @@ from services.kit import clock
 from services.kit.redis_url import refusal_of_cluster
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
-from services.kit.settings import BAD_SETTINGS_EXIT_CODE, load
+from services.kit.settings import load, refuse
 from services.kit.telemetry import log, metrics
 from services.kit.telemetry.tracing import Tracing
 from services.kit.tls import renew_with_files
@@ -406,8 +405,7 @@ def require_one_master(settings: GatewaySettings) -> None:
         return
     url = settings.api_keys_redis_url.get_secret_value()
     if refusal := refusal_of_cluster(url, timeout_s=REDIS_TIMEOUT_S):
-        print(f"EVENFLOW_GATEWAY_API_KEYS_REDIS_URL: {refusal}", file=sys.stderr)
-        sys.exit(BAD_SETTINGS_EXIT_CODE)
+        refuse(f"EVENFLOW_GATEWAY_API_KEYS_REDIS_URL: {refusal}")
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from pydantic import Field, FilePath, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -97,9 +97,14 @@ def load(settings_class: type[SettingsT]) -> SettingsT:
     except ValidationError as error:
         problems += [f"{prefix}{_name(e['loc'])}: {e['msg']}" for e in error.errors()]
     if problems:
-        print("\n".join(problems), file=sys.stderr)
-        sys.exit(BAD_SETTINGS_EXIT_CODE)
+        refuse(*problems)
     return settings
+
+
+def refuse(*problems: str) -> NoReturn:
+    """Stop the process for variables that are bad, each a sentence that names one."""
+    print("\n".join(problems), file=sys.stderr)
+    sys.exit(BAD_SETTINGS_EXIT_CODE)
 
 
 def _name(location: tuple[int | str, ...]) -> str:

@@ -1,7 +1,6 @@
 """Composition root of the tracker."""
 
 import asyncio
-import sys
 
 import structlog
 
@@ -10,7 +9,7 @@ from evenflow.tracker.v1 import tracker_pb2_grpc as pb_grpc
 from services.kit.clock import wall_s
 from services.kit.redis_url import refusal_of_cluster
 from services.kit.server import ServiceServer, run_until_stopped, stop_event
-from services.kit.settings import BAD_SETTINGS_EXIT_CODE, load
+from services.kit.settings import load, refuse
 from services.kit.telemetry import log, metrics
 from services.tracker.redis.store import RedisTrackerStore
 from services.tracker.servicer import TrackerServicer
@@ -49,8 +48,7 @@ def require_one_master(settings: TrackerSettings) -> None:
     """Stop the process if its Redis is found to be a cluster of several."""
     url = settings.redis_url.get_secret_value()
     if refusal := refusal_of_cluster(url, timeout_s=settings.redis_timeout_s):
-        print(f"EVENFLOW_TRACKER_REDIS_URL: {refusal}", file=sys.stderr)
-        sys.exit(BAD_SETTINGS_EXIT_CODE)
+        refuse(f"EVENFLOW_TRACKER_REDIS_URL: {refusal}")
 
 
 def main() -> None:

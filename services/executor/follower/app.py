@@ -17,7 +17,7 @@ from services.executor.nodes.types import LOST_EXIT_CODE, NodesError
 from services.executor.settings import ExecutorSettings, prepare_engine_environment
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
-from services.kit.settings import BAD_SETTINGS_EXIT_CODE, load
+from services.kit.settings import load, refuse
 from services.kit.telemetry import log, metrics
 
 logger = structlog.get_logger()
@@ -92,12 +92,10 @@ async def _first_of(*tasks: "asyncio.Task[object]") -> None:
 def require_follower(settings: ExecutorSettings) -> None:
     """Stop the process if the settings are not those of a follower."""
     if settings.node_rank == LEADER_RANK:
-        print(
+        refuse(
             "EVENFLOW_EXECUTOR_NODE_RANK: 0 is the leader, `python -m services.executor`; "
-            f"a follower has one of 1 to {max(1, settings.nodes - 1)}",
-            file=sys.stderr,
+            f"a follower has one of 1 to {max(1, settings.nodes - 1)}"
         )
-        sys.exit(BAD_SETTINGS_EXIT_CODE)
 
 
 def main() -> None:

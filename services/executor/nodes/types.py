@@ -2,7 +2,7 @@
 
 from services.kit.settings import BAD_SETTINGS_EXIT_CODE
 
-LOST_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h: as when an engine dies
+LOST_EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h: the engine, or a node of it
 
 
 class NodesError(Exception):
