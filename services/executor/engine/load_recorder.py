@@ -5,7 +5,9 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-HALF_LIFE_S = 5.0  # of steps: what was measured then counts half
+from services.kit.recent_rate import RecentRate
+
+HALF_LIFE_S = 5.0  # of steps that follow each other
 
 
 class LoadRecorder(StatLoggerBase):  # type: ignore[misc]
@@ -15,14 +17,13 @@ class LoadRecorder(StatLoggerBase):  # type: ignore[misc]
         self.num_steps = 0  # that the engine has ended
         self.num_running_reqs = 0
         self.kv_cache_usage_frac = 0.0
-        self._steps_s = 0.0  # of steps that followed each other; old ones count less
-        self._tokens = 0.0  # that they made
+        self._tokens = RecentRate(HALF_LIFE_S)  # that steps make
         self._ended_s = 0.0  # the newest step
 
     @property
     def output_tps(self) -> float:
         """Return how many tokens per second steps have made of late; 0: not measured."""
-        return self._tokens / self._steps_s if self._steps_s else 0.0
+        return self._tokens.per_s
 
     def record(
         self,
@@ -43,9 +44,8 @@ class LoadRecorder(StatLoggerBase):  # type: ignore[misc]
         now_s = time.monotonic()
         step_s, self._ended_s = now_s - self._ended_s, now_s
         if self.num_running_reqs and iteration_stats is not None:
-            kept = 0.5 ** (step_s / HALF_LIFE_S)
-            self._steps_s = kept * self._steps_s + step_s
-            self._tokens = kept * self._tokens + iteration_stats.num_generation_tokens
+            self._tokens.passed(step_s)
+            self._tokens.came(iteration_stats.num_generation_tokens)
 
     def log_engine_initialized(self) -> None:
         """Do nothing: there is nothing to announce."""

@@ -5,9 +5,10 @@ from collections.abc import Collection
 from services.executor.serving.streamed_request import StreamedRequest
 from services.executor.types import EngineLoad
 from services.kit.clock import Clock
+from services.kit.recent_rate import RecentRate
 from services.reporting.load import ExecutorLoad
 
-HALF_LIFE_S = 10.0  # of time with newcomers: what was measured then counts half
+HALF_LIFE_S = 10.0  # of time with newcomers
 
 
 class Newcomers:
@@ -21,9 +22,8 @@ class Newcomers:
         self._clock = clock
         self.num_reqs = 0
         self.num_tokens = 0
-        self._since_s = 0.0  # `_busy_s` and `_computed` are of this moment
-        self._busy_s = 0.0  # with newcomers; old time counts less
-        self._computed = 0.0  # tokens in it
+        self._since_s = 0.0  # `_computed` is of this moment
+        self._computed = RecentRate(HALF_LIFE_S)  # tokens, in time with newcomers
         self.prefill_tps = 0.0  # when the newest was served; 0: none was yet
 
     def came(self, num_tokens: int) -> None:
@@ -35,9 +35,8 @@ class Newcomers:
     def served(self, num_tokens: int) -> None:
         """Take in that one has its first token."""
         self.left(num_tokens)
-        self._computed += num_tokens
-        if self._busy_s > 0:
-            self.prefill_tps = self._computed / self._busy_s
+        self._computed.came(num_tokens)
+        self.prefill_tps = self._computed.per_s
 
     def left(self, num_tokens: int) -> None:
         """Take in that one has ended without any."""
@@ -49,9 +48,7 @@ class Newcomers:
         now_s = self._clock()
         passed_s, self._since_s = now_s - self._since_s, now_s
         if self.num_reqs:
-            kept = 0.5 ** (passed_s / HALF_LIFE_S)
-            self._busy_s = kept * self._busy_s + passed_s
-            self._computed *= kept
+            self._computed.passed(passed_s)
 
 
 def load_of(
