@@ -189,9 +189,14 @@ def bind_address(host: str) -> None:
     _address.set(host)
 
 
+def current_account() -> str:
+    """Return whose account this task's work is on: the caller's name; empty without keys."""
+    caller = current_caller()
+    return caller.name if caller else ""
+
+
 def fair_key() -> str:
     """Return among which clients this task's work is shared: the caller's name where keys are asked
     for, else the client's address; empty: not known.
     """
-    caller = current_caller()
-    return caller.name if caller else _address.get()
+    return current_account() or _address.get()

@@ -2,7 +2,7 @@
 
 vLLM's names are those of the model server protocol of the Gateway API Inference Extension
 (proposal 003). Their meaning is a newcomer's: what would be before a request that came now. In
-vLLM's own gauges parked requests stand in the queue, and a pool that layers can leave is full.
+vLLM's own gauges parked requests stand in the queue.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

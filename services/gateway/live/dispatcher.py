@@ -12,7 +12,7 @@ from typing import TypeVar
 import structlog
 
 from services.gateway import metrics
-from services.gateway.access.api_keys import current_caller, fair_key
+from services.gateway.access.api_keys import current_account, current_caller, fair_key
 from services.gateway.access.quotas import Quotas
 from services.gateway.access.terms import SloFloors
 from services.gateway.checks import check_context, check_length
@@ -197,10 +197,8 @@ class Dispatcher:
         """Have nothing be kept for a session of this caller's any more; return the tokens that
         were. Raises UnknownSessionError if none were.
         """
-        caller = current_caller()
-        account = caller.name if caller else ""
         with self._aside(0):
-            num_tokens = await self.placing.release_session(account, session_id)
+            num_tokens = await self.placing.release_session(current_account(), session_id)
         if not num_tokens:
             raise UnknownSessionError(session_id)
         return num_tokens
@@ -384,11 +382,10 @@ class Dispatcher:
         # tracker know each request by an id of its own.
         own_id = RequestId(own_request_id(request.request_id))
         caller = current_caller()
-        tenant = caller.name if caller else ""
         request = replace(
             request,
             request_id=own_id,
-            tenant=tenant,
+            tenant=current_account(),
             fair_key=fair_key(),
             priority=caller.priority(request.priority) if caller else request.priority or 0,
         )

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import structlog
 
 from services.gateway import metrics
-from services.gateway.access.api_keys import ApiKey, current_caller
+from services.gateway.access.api_keys import ApiKey, current_account
 from services.gateway.errors import StreamGoneError, UnknownRequestError
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.resumable.stream import ResumableStream
@@ -135,5 +135,4 @@ class ResumableStreams:
 
 
 def _name(request_id: RequestId) -> Name:
-    caller = current_caller()
-    return (caller.name if caller else "", request_id)
+    return (current_account(), request_id)
