@@ -5,6 +5,7 @@ same settings. Copies run without vLLM: it is imported where it is needed.
 """
 
 from collections import UserDict
+from collections.abc import Mapping
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -184,9 +185,7 @@ def check_supported(vllm_config: "VllmConfig") -> None:
             has_sides and cache_dtype.startswith("fp8")
         ),
     }
-    for name, asked in refusals.items():
-        if asked:
-            raise ValueError(f"layer-wise KV does not work with {name}")
+    _refuse("layer-wise KV", refusals)
 
 
 def check_nodes_supported(vllm_config: "VllmConfig") -> None:
@@ -220,9 +219,7 @@ def check_nodes_supported(vllm_config: "VllmConfig") -> None:
         "an encoder-decoder model": model.is_encoder_decoder,
         "a model with sliding windows or states": keeps_less_kv(vllm_config),
     }
-    for name, asked in refusals.items():
-        if asked:
-            raise ValueError(f"an engine over several nodes does not work with {name}")
+    _refuse("an engine over several nodes", refusals)
 
 
 def check_uncached_supported(vllm_config: "VllmConfig") -> None:
@@ -243,9 +240,13 @@ def check_uncached_supported(vllm_config: "VllmConfig") -> None:
         "a model with sliding windows or states": keeps_less_kv(vllm_config),
         "speculative decoding": vllm_config.speculative_config is not None,
     }
+    _refuse("ellm", refusals)
+
+
+def _refuse(what: str, refusals: Mapping[str, bool]) -> None:
     for name, asked in refusals.items():
         if asked:
-            raise ValueError(f"ellm does not work with {name}")
+            raise ValueError(f"{what} does not work with {name}")
 
 
 def computes_prompts_whole(vllm_config: "VllmConfig") -> bool:
