@@ -237,8 +237,8 @@ MUTATIONS = (
     Mutation(
         "the policy never sees the oldest of a long queue",
         "services/control/admission.py",
-        "            shown.append(oldest)\n",
-        "            pass\n",
+        "new[MAX_NEW:] if request is not oldest}",
+        "new[MAX_NEW:]}",
         ("tests/unit/control/test_admission.py",),
     ),
     Mutation(
@@ -580,7 +580,7 @@ MUTATIONS = (
     Mutation(
         "a key releases what another key's session keeps",
         "services/gateway/live/dispatcher.py",
-        "await self.placing.release_session(account, session_id)",
+        "await self.placing.release_session(current_account(), session_id)",
         'await self.placing.release_session("alice", session_id)',
         ("tests/integration/test_gateway_retention.py",),
     ),

@@ -84,9 +84,7 @@ class RunRecord:
     """One system on one trace."""
 
     key: RunKey
-    slo_s: (
-        float  # TBT and TPOT SLO, and the reader's interval, of a request that states it as it is
-    )
+    slo_s: float  # TBT and TPOT SLO, and the reader's interval, where they are stated as they are
     requests: tuple[RequestRecord, ...]
     samples: tuple[Sample, ...]
     sums: dict[str, float] = field(default_factory=dict)  # of the executor's metrics, over the run

@@ -127,16 +127,10 @@ class Admission(Generic[RequestT, KVT]):
         which may be less urgent than all of the head.
         """
         places = list(self._places())
-        new = [place for place in places if place[1] is RunPhase.NEW]
-        shown = new[:MAX_NEW]
-        oldest = min(new, key=lambda place: place[0].arrival_time, default=None)
-        if oldest is not None and oldest not in shown:
-            shown.append(oldest)
-        hidden = {id(request) for request, _ in new}.difference(id(one) for one, _ in shown)
+        new = [request for request, phase in places if phase is RunPhase.NEW]
+        oldest = min(new, key=lambda request: request.arrival_time, default=None)
+        hidden = {id(request) for request in new[MAX_NEW:] if request is not oldest}
         return [place for place in places if id(place[0]) not in hidden]
-
-    def _priority(self, request: RequestT) -> int:
-        return self._engine.records[request.request_id].priority
 
     def _places(self) -> Iterator[tuple[RequestT, RunPhase]]:
         """Yield where requests are: first those that run, then the queue by arrival."""
@@ -152,7 +146,7 @@ class Admission(Generic[RequestT, KVT]):
                 yield request, phase_in_queue(request, is_returning=record.is_prepared)
 
     def _arrival(self, request: RequestT) -> tuple[int, float]:
-        return self._priority(request), request.arrival_time
+        return self._engine.records[request.request_id].priority, request.arrival_time
 
     def _request(
         self, request: RequestT, phase: RunPhase, now_s: float, prefixes: Sequence[int]
