@@ -1,5 +1,7 @@
 """`evenflow size` for another program: options as JSON on stdin, an answer as JSON on stdout.
 
+Started as `python -m simulator.form NICENESS`, so that whatever serves beside it goes first.
+
 Asked with `{"options": {"context": 8000, ...}, "config": {...} or null, "served": ["/a"]}`, it
 answers `{"said": [["room", "..."], ...]}`, the sentences that the command prints, or
 `{"error": "...", "field": "context"}`, the field empty where no single one is at fault. What is
@@ -28,7 +30,6 @@ OPTIONS = frozenset(
 )
 MAX_MEMORY_BYTES = 4 << 30  # address space: a config may claim any size
 MAX_CPU_S = 300  # for a search that nothing waits for any more
-NICENESS = 19  # after whatever serves
 CONFIG = "config.json"
 
 
@@ -75,7 +76,7 @@ def _error(message: str, field: str) -> dict[str, str]:
 
 
 def main() -> None:
-    os.nice(NICENESS)
+    os.nice(int(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (MAX_CPU_S, MAX_CPU_S))
     print(json.dumps(answer(json.load(sys.stdin))))

@@ -5,10 +5,17 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from evenflow.gateway.v1 import generation_pb2 as gen
+from services.gateway.http import sizing
 from tests.chromium import Browser, Page
 from tests.fake_executor import FakeExecutor, Script
 from tests.gateways import Client, gateway_for
 from tests.integration.calling import SAID
+
+
+@pytest.fixture(autouse=True)
+def sizes_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Search for sizes as readily as all else runs, not after suites that fill every core."""
+    monkeypatch.setattr(sizing, "NICENESS", 0)
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """`evenflow size` over HTTP: the figures of the command, and faults by field."""
 
+import asyncio
 import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -8,7 +10,7 @@ from typer.testing import CliRunner
 from services.gateway.http import sizing
 from services.gateway.http.sizing import SIZE_PATH
 from simulator.cli import app
-from tests.gateways import Client, gateway_for
+from tests.gateways import Client, gateway_for, until
 from tests.model_configs import LLAMA_3_8B
 
 ASKED = {
@@ -67,3 +69,38 @@ async def test_there_is_no_form_without_the_page(executor) -> None:
         await client.wait_ready()
 
         assert (await client.http.post(SIZE_PATH, json=ASKED)).status_code == 404
+
+
+def _waits(monkeypatch: pytest.MonkeyPatch, ready: Path) -> None:
+    """Have a search last until it is killed. `ready` exists from when it runs."""
+    program = f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(3600)"
+    monkeypatch.setattr(sizing, "_PROGRAM", (sys.executable, "-c", program))
+
+
+async def test_one_search_at_a_time_and_it_ends_when_its_asker_leaves(
+    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as slow:
+        _waits(slow, tmp_path / "ready")
+        first = asyncio.create_task(client.http.post(SIZE_PATH, json=ASKED))
+        await until((tmp_path / "ready").exists)
+        second = await client.http.post(SIZE_PATH, json=ASKED)
+        first.cancel()
+        await asyncio.wait([first])
+
+    assert second.status_code == 429
+    assert "another search" in second.json()["error"]["message"]
+    async with asyncio.timeout(600.0):
+        while (await client.http.post(SIZE_PATH, json={"context": "0"})).status_code == 429:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+
+
+async def test_a_search_ends_after_its_time(
+    client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _waits(monkeypatch, tmp_path / "ready")
+    monkeypatch.setattr(sizing, "TIMEOUT_S", 0.2)
+    response = await client.http.post(SIZE_PATH, json=ASKED)
+
+    assert response.status_code == 504
+    assert "no size was found" in response.json()["error"]["message"]
