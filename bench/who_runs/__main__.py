@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -61,17 +61,12 @@ def main() -> None:
     options = _options()
     load, regimes = os.getloadavg(), SETS[options.set]()
     chosen = [name for name in regimes if any(part in name for part in options.only or [""])]
-    cells = list(product(chosen, options.policies, range(1, options.seeds + 1)))
     drafts = None
     if options.drafts:
         drafts = Drafts(num_drafts=options.drafts, acceptance=options.acceptance)
     measure = partial(measured, host_frac=options.host_frac, drafts=drafts)
-    with ProcessPoolExecutor(options.jobs) as pool:
-        runs = list(pool.map(measure, *zip(*cells, strict=True)))
-    rows = [
-        mean_of([run for cell, run in zip(cells, runs, strict=True) if cell[:2] == (name, policy)])
-        for name, policy in product(chosen, options.policies)
-    ]
+    seeds = range(1, options.seeds + 1)
+    rows = means(measure, chosen, options.policies, seeds=seeds, jobs=options.jobs)
     benchmark = Benchmark(
         name="who_runs",
         title=f"Who runs: means of {options.seeds} seeds, simulated",
@@ -83,6 +78,24 @@ def main() -> None:
     content = document(benchmark, rows, load)
     save(content, options.out)
     print(markdown(benchmark, content))
+
+
+def means(
+    measure: Callable[[str, str, int], Row],
+    regimes: Sequence[str],
+    policies: Sequence[str],
+    *,
+    seeds: Iterable[int],
+    jobs: int | None = None,
+) -> list[Row]:
+    """Return a row for each regime and policy, the mean of its seeds; `jobs` runs at a time."""
+    cells = list(product(regimes, policies, seeds))
+    with ProcessPoolExecutor(jobs) as pool:
+        runs = list(pool.map(measure, *zip(*cells, strict=True)))
+    return [
+        mean_of([run for cell, run in zip(cells, runs, strict=True) if cell[:2] == (name, policy)])
+        for name, policy in product(regimes, policies)
+    ]
 
 
 def measured(

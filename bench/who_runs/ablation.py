@@ -1,21 +1,13 @@
-"""`python -m bench.who_runs.ablation`: what is each rule of `evenflow` worth?
+"""What is each rule of `evenflow` worth? The same requests with one of them out of force."""
 
-The same requests with one rule after the other out of force. "Late first": of requests that
-state a TTFT SLO those whose first token comes later.
-"""
-
-import argparse
-import os
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import product
 from types import MappingProxyType
 from typing import Any
 from unittest.mock import patch
 
 from bench.document import Row
-from bench.who_runs.__main__ import mean_of, measured
+from bench.who_runs.__main__ import measured
 from services.placement.run import evenflow, promise, prompts
 
 Change = tuple[Any, str, Any]  # object, attribute, what stands there instead
@@ -39,7 +31,7 @@ WITHOUT: Mapping[str, Change | None] = MappingProxyType(
         "no layers on the host": (evenflow._Draft, "_pays", _always(False)),
         "*generates no slower* off": (evenflow._Draft, "_pays", _always(True)),
         "prompts need not be covered": (evenflow, "are_hidden", _always(True)),
-        "nobody takes turns": (evenflow, "can_take_turns", _always(False)),
+        "no turns": (evenflow, "can_take_turns", _always(False)),
         "turns however few fit": (evenflow, "can_take_turns", _always(True)),
         "nothing is promised": (promise.Promise, "holds", _always(False)),
         "everything is promised": (promise.Promise, "holds", _always(True)),
@@ -58,10 +50,6 @@ REGIMES = (
     "7B, H100, TTFT SLOs, 0.7/s",
     "8B, A5000, 6k + 800, 0.25/s",
 )
-COLUMNS = (
-    *("regime", "rules", "tokens/s", "in time", "TPOT met", "rebuffering"),
-    *("TTFT mean / P50 / P95, s", "late first", "parks"),
-)
 
 
 def run(regime: str, rules: str, seed: int) -> Row:
@@ -71,38 +59,3 @@ def run(regime: str, rules: str, seed: int) -> Row:
         return measured(regime, "evenflow", seed)
     with patch.object(*change):
         return measured(regime, "evenflow", seed)
-
-
-def cells_of(row: Row, rules: str) -> Iterator[str]:
-    yield row["regime"]
-    yield rules
-    yield f"{row['tokens_per_s']:.1f}"
-    for name, decimals in (("tbt_deposit", 2), ("tpot_deposit", 0), ("rebuffering", 2)):
-        yield f"{100 * row[name]:.{decimals}f} %"
-    yield " / ".join(f"{row[name]:.1f}" for name in ("ttft_s", "ttft_p50_s", "ttft_p95_s"))
-    yield f"{100 * row['violations']:.0f} %" if "violations" in row else "-"
-    yield f"{row['parks']:.0f}"
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=REGIMES, help="regimes")
-    parser.add_argument("--rules", nargs="*", default=list(WITHOUT), choices=WITHOUT)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    options = parser.parse_args()
-    seeds = range(1, options.seeds + 1)
-    cells = list(product(options.only, options.rules))
-    print("| " + " | ".join(COLUMNS) + " |")
-    print("|---" * len(COLUMNS) + "|")
-    with ProcessPoolExecutor(options.jobs) as pool:
-        runs = pool.map(
-            run, *zip(*((*cell, seed) for cell in cells for seed in seeds), strict=True)
-        )
-        for _, rules in cells:
-            row = mean_of([next(runs) for _ in seeds])
-            print("| " + " | ".join(cells_of(row, rules)) + " |", flush=True)
-
-
-if __name__ == "__main__":
-    main()

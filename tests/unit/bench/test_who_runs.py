@@ -1,8 +1,15 @@
 """Rows of `bench.who_runs`."""
 
+from pathlib import Path
+
 import pytest
 
+from bench.document import around_table
 from bench.who_runs.__main__ import mean_of, measured
+from bench.who_runs.pages import FOUND, TABLES, beside_vllm, crossed, side_by_side
+
+RESULTS = Path(__file__).parents[3] / "docs/results"
+PAGES = {"joint": "policies.md"}  # of tables that are not their page's own
 
 
 def test_a_count_that_one_seed_alone_has_is_nothing_in_the_others() -> None:
@@ -62,3 +69,47 @@ def test_nobody_loses_by_a_small_host(regime: str, host_frac: float | None) -> N
     assert ours["tokens_per_s"] >= 0.98 * vllm["tokens_per_s"]
     assert ours["ttft_s"] <= 1.02 * vllm["ttft_s"]
     assert ours["rebuffering"] <= 1.05 * vllm["rebuffering"]
+
+
+def row(policy: str, tokens_per_s: float, **more: float) -> dict[str, object]:
+    told = {"lambda": 0.025, "ttft_s": 2.0, "ttft_p50_s": 1.0, "ttft_p95_s": 4.0, "parks": 3.0}
+    shares = {"tbt_deposit": 0.99, "tpot_deposit": 1.0, "rebuffering": 0.01, "cached": 0.5}
+    return {"regime": "r", "policy": policy, "tokens_per_s": tokens_per_s, **told, **shares, **more}
+
+
+def test_the_default_is_beside_vllms_best_setting() -> None:
+    rows = [row("vllm", 50.0), row("vllm@0.02", 100.0), row("evenflow", 110.0, ttft_s=1.0)]
+
+    header, line = beside_vllm(rows, others=(FOUND,))
+
+    assert header == ["regime (lambda)", "tokens/s", "ratio", "TTFT mean, s", "ratio", "found, %"]
+    assert line == [
+        *("r (2.5 %)", "100.0 (0.02) → 110.0", "1.100"),
+        *("2.00 → 1.00", "0.500", "50 → 50"),
+    ]
+
+
+def test_two_policies_are_side_by_side_in_the_order_that_is_asked_for() -> None:
+    rows = [row("b", 2.0, parks=7.0), row("a", 1.0)]
+
+    header, line = side_by_side(rows, ("a", "b"))
+
+    assert len(header) == len(line)
+    assert (line[1], line[-1]) == ("1.0 / 2.0", "7")
+
+
+def test_policies_stand_below_each_other_and_regimes_beside() -> None:
+    rows = [{**row(policy, 1.0), "regime": name} for name in "rs" for policy in "ab"]
+    del rows[0]["tbt_deposit"]
+
+    assert crossed(rows, "policy") == [
+        ["policy", "r (2.5 %)", "s (2.5 %)"],
+        ["a", "1.0; - / 100 / 1.00; 2.0 / 1.0 / 4.0", "1.0; 99.00 / 100 / 1.00; 2.0 / 1.0 / 4.0"],
+        ["b", *2 * ["1.0; 99.00 / 100 / 1.00; 2.0 / 1.0 / 4.0"]],
+    ]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_page_has_room_for_each_table(name: str) -> None:
+    assert TABLES[name](name).name == name
+    assert around_table(RESULTS / PAGES.get(name, f"{name}.md"), name)
