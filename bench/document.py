@@ -123,7 +123,7 @@ def around_table(page: Path, name: str) -> tuple[str, str]:
 
 def add_page_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
-        "--page", type=Path, help="of docs/results: each table goes between its markers there"
+        "--page", type=Path, help="of docs: each table goes between its markers there"
     )
 
 

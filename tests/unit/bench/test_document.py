@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bench.document import Benchmark, around_table, circumstances, measure_named, write_table
+from bench.failover.__main__ import BENCHMARKS as FAILOVER
 from bench.planner.__main__ import PARTS
 
 ROOT = Path(__file__).parents[3]
@@ -132,9 +134,18 @@ def test_a_page_without_a_benchmark_s_markers_is_refused_before_anything_is_meas
     assert not list(page.parent.glob("*.json"))
 
 
-def test_the_planner_s_page_has_a_place_for_each_of_its_tables() -> None:
-    for part in PARTS:
-        around_table(ROOT / "docs/results/planner.md", part)
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("results/planner.md", PARTS),
+        ("failures.md", [one.name for one in FAILOVER]),
+        ("gateway.md", ["streams", "tracker", "vllm"]),
+        ("fleet.md", ["routing"]),
+    ],
+)
+def test_a_page_has_a_place_for_each_of_its_tables(page: str, names: Sequence[str]) -> None:
+    for name in names:
+        around_table(ROOT / "docs" / page, name)
 
 
 def test_a_commit_with_changes_to_code_says_so(
