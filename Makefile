@@ -191,7 +191,7 @@ test-faults: setup models ## every process and Redis killed, and hung for 30 s, 
 	EVENFLOW_TEST_HANG_S=30 $(PYTEST) $(JUNIT)/faults.xml -m "" tests/e2e/test_faults.py
 
 test-timing: setup models ## what a commit leaves out: clocks, with nothing else on the machine, and long runs
-	$(PYTEST) $(JUNIT)/timing.xml -m nightly tests/unit tests/contract tests/integration tests/executors tests/e2e
+	$(PYTEST) $(JUNIT)/timing.xml -m nightly tests/unit tests/contract tests/integration tests/executors tests/e2e tests/chaos
 	$(PYTEST) $(JUNIT)/timing-exact.xml -m nightly tests/exact
 
 test-avx2: setup ## `make test` as on a processor without AVX-512

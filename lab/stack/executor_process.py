@@ -56,7 +56,7 @@ class ExecutorProcess:
         """`within`: a command that runs the process. `layer_time`: of an emulated device; needs
         layer-wise KV. `environment`: more of it.
         """
-        self._log_path, self._module, self._within = log_path, module, within
+        self._log_path, self._module, self.within = log_path, module, within
         self._layer_time, self._environment = layer_time, dict(environment)
         port = free_port()
         self.address = f"127.0.0.1:{port}"
@@ -90,7 +90,7 @@ class ExecutorProcess:
             own[VARIABLE] = json.dumps(asdict(self._layer_time))
         with self._log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._within, sys.executable, "-m", module],
+                [*self.within, sys.executable, "-m", module],
                 cwd=ROOT,
                 env=inherited | ENGINE_ENVIRONMENT | {"PYTHONPATH": PYTHON_PATH} | own,
                 stdout=log,

@@ -26,7 +26,7 @@ class LinkProxy:
     def __init__(self, target: str) -> None:
         self.target = target
         self.address = f"127.0.0.1:{free_port()}"
-        self._loop = asyncio.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop
         self._speaks = asyncio.Event()
         self._delay_s = 0.0  # of each piece
         self._connections: set[asyncio.Task[None]] = set()
@@ -34,6 +34,7 @@ class LinkProxy:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
         self._thread.start()
         self._listens.wait()
         return self

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Self
 
 NAMESPACE, OUTER, INNER = "evenflow-node-1", "evenflow-0", "evenflow-1"
 NETWORK = "10.231.77"
@@ -50,6 +51,27 @@ def cut_link() -> None:
 
 def mend_link() -> None:
     _ip("-n", NAMESPACE, "link", "set", INNER, "up")
+
+
+class Link:
+    """The link to an executor on the second node, as `LinkProxy` is one to a process."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """The network stays until its own end."""
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        cut_link()
+        try:
+            yield
+        finally:
+            mend_link()
 
 
 def _remove() -> None:
