@@ -1642,6 +1642,20 @@ MUTATIONS = (
         ("tests/unit/executor/blocks/test_host_pool.py",),
     ),
     Mutation(
+        "what is stated of vLLM is not what vLLM has",
+        f"{EXECUTOR}/vllm_seam/scheduling.py",
+        "unpin_blocks(blocks, on_reuse)",
+        "unpin_blocks(blocks)",
+        ("tests/integration/test_vllm_seam.py",),
+    ),
+    Mutation(
+        "the executor uses a name of vLLM's that is not stated",
+        f"{EXECUTOR}/vllm_seam/workers.py",
+        "has_connector_metadata start_load_kv",
+        "start_load_kv",
+        ("tests/integration/test_vllm_seam.py",),
+    ),
+    Mutation(
         "the guard keeps no room for drafts",
         f"{CONTROL}/room/capacity_guard.py",
         "        if ahead:\n",
