@@ -20,7 +20,7 @@ class Finding:
     """One name, as vLLM has it."""
 
     name: str  # "module:member.attribute"
-    signature: str = ""  # of what is called or overridden; "" of the rest, or where it is gone
+    signature: str = ""  # of what is called or overridden; whether there is what may be; else ""
     fault: str = ""  # what is not as stated; "" if nothing is
 
 
@@ -41,6 +41,8 @@ def findings(seam: Iterable[Stated]) -> Iterator[Finding]:
         for name in stated.fields.split():
             fault = "" if has_field(theirs, name) else "gone"
             yield Finding(f"{stated.name}.{name}", fault=fault)
+        for name in stated.may_have.split():
+            yield Finding(f"{stated.name}.{name}", "there" if has_field(theirs, name) else "absent")
 
 
 def member(name: str) -> Any:

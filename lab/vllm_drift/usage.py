@@ -100,7 +100,8 @@ def _uses() -> dict[str, Uses]:
 def attributes_of(stated: Stated) -> set[str]:
     """Return the attributes that are stated of a name."""
     called = {call.partition("(")[0] for call in stated.calls}
-    return {*called, *stated.overrides.split(), *stated.fields.split()} - {""}
+    named = f"{stated.overrides} {stated.fields} {stated.may_have}".split()
+    return {*called, *named} - {""}
 
 
 def executor_sources() -> list[Path]:

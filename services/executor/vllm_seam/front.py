@@ -237,5 +237,6 @@ PROMPTS = (
         f"{FORMS}.backend_xgrammar:XgrammarBackend",
         calls=("(vllm_config, tokenizer, vocab_size)",),
         fields="compiler",
+        may_have="full_vocab_compiler",
     ),
 )

@@ -11,3 +11,4 @@ class Stated:
     calls: tuple[str, ...] = ()  # "method(positional, *, keyword)"; "(...)": it itself is called
     overrides: str = ""  # methods that ours stand in for: ours take what vLLM gives them
     fields: str = ""  # attributes that are read or written, of its instances too
+    may_have: str = ""  # attributes that some versions have, and the executor asks for
