@@ -25,6 +25,7 @@ def test_vllm_has_what_is_stated(stated: Stated) -> None:
 
 
 def test_every_name_that_is_used_is_stated() -> None:
+    """One of another library, which vLLM has too: `OF_OTHERS` of `lab/vllm_drift/usage.py`."""
     assert unstated(SEAM) == {}
 
 

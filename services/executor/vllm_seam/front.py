@@ -167,6 +167,7 @@ PROMPTS = (
     Stated(
         "vllm.sampling_params:StructuredOutputsParams",
         calls=("(*, json, regex, choice, grammar, json_object, structural_tag)",),
+        fields="json structural_tag",
     ),
     Stated("vllm.sampling_params:check_json_nesting", calls=("(spec)",)),
     Stated(
