@@ -15,7 +15,7 @@ export VLLM_CPU_OMP_THREADS_BIND ?= nobind
 export VLLM_NO_USAGE_STATS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help lock setup proto lint types ui pictures test-ui models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-chaos test-nodes test-chart chart-golden test-exact test-layerwise test-engines test-drawn test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
+.PHONY: help lock setup proto lint types ui pictures test-ui models test test-unit test-integration test-clients test-client-programs test-executors test-e2e test-chaos test-nodes test-chart chart-golden test-exact test-layerwise test-engines test-drawn test-product test-fuzz fuzz test-faults test-timing test-avx2 nightly drift soak demo up down watch logs bench bench-planner bench-layerwise bench-parking bench-e2e bench-gateway papers-quick papers
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  %-18s %s\n", $$1, $$2}'
@@ -198,6 +198,10 @@ test-avx2: setup ## `make test` as on a processor without AVX-512
 	answers=$$(echo $(VENV)/lib/python3*/site-packages)/sitecustomize.py; trap "rm -f $$answers" EXIT; \
 	  cp tests/avx2_only.py $$answers && ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) test
 
+# WHEEL=file or VERSION=0.33.0: not the newest of the package index.
+drift: setup models ## what an upgrade to the newest vLLM costs: its names, and the contracts on its Python (needs the package index)
+	$(BIN)/python -m lab.vllm_drift $(if $(WHEEL),--wheel $(WHEEL)) $(if $(VERSION),--version $(VERSION))
+
 soak: setup models ## layer-wise KV: 2,000 requests with random everything (10 minutes)
 	$(BIN)/python -m tests.exact.soak
 
@@ -213,6 +217,7 @@ nightly: setup ## what `make test` draws from or leaves out, at length
 	$(MAKE) test-faults
 	EVENFLOW_TEST_END_S=10 $(MAKE) test-nodes
 	$(MAKE) test-timing
+	-$(MAKE) drift # which tells of another vLLM, not of this tree
 
 pictures: setup ## the README's pictures of the page, taken in Chromium
 	EVENFLOW_TEST_PICTURES=docs/pictures $(PYTEST) tests/integration/test_page_pictures.py

@@ -1469,8 +1469,8 @@ MUTATIONS = (
     Mutation(
         "a form begins anew in an answer that goes on",
         f"{EXECUTOR}/scheduler/reader_state.py",
-        "if is_compiling and not advance(",
-        "if False and not advance(",
+        "if not is_compiling or advance(",
+        "if True or advance(",
         GOES_ON,
     ),
     Mutation(
@@ -1626,6 +1626,34 @@ MUTATIONS = (
         "output.kv_connector_worker_meta = connector.build_connector_worker_meta()",
         "pass",
         ("tests/unit/executor/plugin/test_worker.py",),
+    ),
+    Mutation(
+        "the second model runner's copies are asked for before the drafter alone",
+        f"{EXECUTOR}/plugin/worker.py",
+        "        if self.use_v2_model_runner:\n            sampled_output",
+        "        if False:\n            sampled_output",
+        ("tests/unit/executor/plugin/test_worker.py",),
+    ),
+    Mutation(
+        "a handshake after a wake-up hands out slots that requests have",
+        f"{EXECUTOR}/blocks/host_pool.py",
+        "if num_slots >= self.num_slots:",
+        "if False:",
+        ("tests/unit/executor/blocks/test_host_pool.py",),
+    ),
+    Mutation(
+        "what is stated of vLLM is not what vLLM has",
+        f"{EXECUTOR}/vllm_seam/scheduling.py",
+        "unpin_blocks(blocks, on_reuse)",
+        "unpin_blocks(blocks)",
+        ("tests/integration/test_vllm_seam.py",),
+    ),
+    Mutation(
+        "the executor uses a name of vLLM's that is not stated",
+        f"{EXECUTOR}/vllm_seam/workers.py",
+        "has_connector_metadata start_load_kv",
+        "start_load_kv",
+        ("tests/integration/test_vllm_seam.py",),
     ),
     Mutation(
         "the guard keeps no room for drafts",

@@ -32,6 +32,7 @@ from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm.v1.request import Request
 from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 from vllm.v1.worker.block_table import MultiGroupBlockTable
+from vllm.v1.worker.gpu.async_utils import AsyncOutput
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.dp_utils import dispatch_cg_and_sync_dp
@@ -176,8 +177,13 @@ def test_a_request_that_did_not_run_in_the_last_step_is_sent_with_all_its_tokens
 
 
 def test_what_ranks_have_room_for_reaches_the_scheduler_before_the_first_step() -> None:
-    body = source(EngineCore.__init__)
-    asking = body.index("self.model_executor.get_kv_connector_handshake_metadata()")
+    begins = source(EngineCore.__init__)
+    apart = getattr(EngineCore, "_set_kv_connector_handshake_metadata", None)
+    if apart is not None:  # which a wake-up calls again
+        call = "self._set_kv_connector_handshake_metadata()"
+        assert begins.index("self.scheduler") < begins.index(call)
+    body = begins if apart is None else source(apart)
+    asking = body.index("get_kv_connector_handshake_metadata()")
     telling = body.index("kv_connector.set_xfer_handshake_metadata_pp_aware(content)")
     assert body.index("self.scheduler") < asking < telling
     assert "get_handshake_metadata()" in source(GPUWorker.get_kv_connector_handshake_metadata)
@@ -295,7 +301,9 @@ def test_the_second_model_runner_calls_the_connector_around_the_layers() -> None
 
 
 def test_a_step_with_drafts_ends_behind_the_drafter() -> None:
-    """The first model runner has asked the connector by then; the second asks behind it, too."""
+    """The first model runner has asked the connector by then; the second ends it likewise, or asks
+    behind the drafter: its step's output is found in what it returns.
+    """
     lifecycle = source(KVConnectorModelRunnerMixin._get_kv_connector_output)
     assert "if not defer_finalize:\n                kv_connector.wait_for_save()" in lifecycle
     layers = source(GPUModelRunner.execute_model)
@@ -306,7 +314,13 @@ def test_a_step_with_drafts_ends_behind_the_drafter() -> None:
     assert body.rindex("propose_draft_token_ids(valid_sampled_token_ids)") < ends
     assert ends < body.rindex("kv_connector_output = self.kv_connector_output")
     second = source(GPUModelRunnerV2.sample_tokens)
-    assert second.index("self.speculator.propose(") < second.rindex("kv_connector.post_forward(")
+    proposes = second.index("self.speculator.propose(")
+    if second.rindex("kv_connector.post_forward(") < proposes:
+        assert proposes < second.index("self.kv_connector.finalize_step()")
+        deferring = source(ActiveKVConnector.post_forward)
+        assert "if not defer_finalize:\n            self.kv_connector.wait_for_save()" in deferring
+        assert "self.kv_connector.wait_for_save()" in source(ActiveKVConnector.finalize_step)
+    assert "self.model_runner_output = model_runner_output" in source(AsyncOutput.__init__)
 
 
 def test_layers_that_make_drafts_are_known_by_these_names() -> None:

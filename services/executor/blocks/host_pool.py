@@ -48,11 +48,17 @@ class HostPool:
             self.num_ready = num_ready
 
     def limit(self, num_slots: int) -> None:
-        """Have no more slots than these from now on; none may have been taken or promised."""
+        """Have no more slots than these from now on.
+
+        As many as there are change nothing, so that ranks may say it again (vLLM does after a
+        wake-up). For fewer none may have been taken or promised.
+        """
+        if num_slots >= self.num_slots:
+            return
         assert self.num_used == 0
         assert not self._num_reserved
-        self.num_slots = min(self.num_slots, num_slots)
-        self.num_ready = min(self.num_ready, self.num_slots)
+        self.num_slots = num_slots
+        self.num_ready = min(self.num_ready, num_slots)
         self._free = list(range(self.num_ready - 1, -1, -1))
 
     @property

@@ -62,15 +62,19 @@ class LayerwiseWorkerMixin:
     def sample_tokens(self, grammar_output: Any) -> Any:
         """Sample, with the drafter; then add to the step's output what its copies have come to.
 
-        It is there already where no drafts are made, and from the second model runner.
+        It is there already where no drafts are made, and where the second model runner asks behind
+        the drafter (vLLM 0.32; 0.33 asks before it).
         """
-        output = None if self.use_v2_model_runner else self.model_runner.kv_connector_output
-        if output is None or output.kv_connector_worker_meta is not None:
-            return super().sample_tokens(grammar_output)  # type: ignore[misc]
         connector = get_kv_transfer_group()
-        connector.finish_forward()
+        output: Any = None if self.use_v2_model_runner else self.model_runner.kv_connector_output
+        if _lacks_feedback(output):
+            connector.finish_forward()  # which the second model runner says itself
         sampled = super().sample_tokens(grammar_output)  # type: ignore[misc]
-        output.kv_connector_worker_meta = connector.build_connector_worker_meta()
+        if self.use_v2_model_runner:
+            sampled_output = getattr(sampled, "model_runner_output", sampled)  # of an asynchronous
+            output = getattr(sampled_output, "kv_connector_output", None)
+        if _lacks_feedback(output):
+            output.kv_connector_worker_meta = connector.build_connector_worker_meta()
         return sampled
 
     # Rows of running requests are changed in place; vLLM itself only appends to them. Edits of
@@ -106,6 +110,11 @@ class LayerwiseWorkerMixin:
             if row is not None and edit.request_id not in ending:
                 tables = runner.block_tables.block_tables
                 tables[edit.group].stage_write(row, edit.start, edit.block_ids)
+
+
+def _lacks_feedback(output: Any) -> bool:
+    """Return whether a step's output has a connector's part, and not what copies have come to."""
+    return output is not None and output.kv_connector_worker_meta is None
 
 
 def drafting_layers(runner: Any) -> frozenset[str]:

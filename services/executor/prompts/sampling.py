@@ -136,9 +136,13 @@ def is_of_any_object(grammar: tuple[str, str]) -> bool:
 
 
 def describe_tokenizer(config: Any, tokenizer: Any) -> str:
-    """Return the tokeniser in xgrammar's serialised form, as vLLM makes it for its engine."""
+    """Return the tokeniser in xgrammar's serialised form, as vLLM makes it for its engine.
+
+    With special tokens: vLLM 0.33 leaves them out where no structural tag needs them.
+    """
     backend = XgrammarBackend(config, tokenizer, config.model_config.get_vocab_size())
-    smallest = backend.compiler.compile_grammar('root ::= ""')  # the compiler does not show it
+    compiler = getattr(backend, "full_vocab_compiler", backend.compiler)
+    smallest = compiler.compile_grammar('root ::= ""')  # the compiler does not show it
     return str(smallest.tokenizer_info.serialize_json())
 
 

@@ -159,6 +159,3 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
 
     def new_step_starts(self) -> None:
         pass
-
-    def get_num_common_prefix_blocks(self, running_request_id: str) -> list[int]:
-        return [0] * len(self.single_type_managers)

@@ -109,12 +109,14 @@ class ReaderStateMixin(VllmScheduler):
             return False
         if request.status != status and not self.records[request.request_id].has_run:
             request.status = RequestStatus.WAITING  # workers do not know it, whatever it has
-        failing: set[str] = self.grammar_compile_error_reqs
-        if is_compiling and not advance(
+        form = request.structured_output_request
+        if not is_compiling or advance(
             self.structured_output_manager, request, request.output_token_ids
         ):
-            failing.add(request.request_id)
-        return request.request_id not in failing
+            return True
+        # To vLLM it is one whose form does not compile, and ends as such.
+        request.status, form.grammar = status, ValueError("the form does not allow the answer")
+        return bool(super()._handle_blocked_waiting_request(request))
 
     def _admitted(self, output: SchedulerOutput) -> list[Request]:
         """Return the requests that run now, and did not in the step before."""

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         log_stats: bool
         needs_kv_cache_zeroing: bool
         structured_output_manager: Any
-        grammar_compile_error_reqs: set[str]
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
         def add_request(self, request: Request) -> None: ...

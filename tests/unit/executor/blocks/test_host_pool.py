@@ -150,6 +150,20 @@ def test_a_limit_leaves_the_first_slots() -> None:
     assert pool.take(a, 1) is None
 
 
+def test_a_limit_that_is_said_again_changes_nothing() -> None:
+    """vLLM 0.33 asks the ranks once more when it wakes up, and requests have slots by then."""
+    pool = HostPool(10)
+    a, b = SlotPromise(), SlotPromise()
+    pool.limit(6)
+    assert pool.reserve(a, 2)
+    assert pool.reserve(b, 1)
+    taken = pool.take(a, 2) or []
+    pool.limit(6)
+
+    pool.check_integrity(taken, [b])
+    assert (pool.num_slots, pool.num_free) == (6, 4)
+
+
 def test_an_unbacked_promise_takes_nothing_from_others_and_nothing_is_left_beside_it() -> None:
     pool = HostPool(10)
     a, b, c = SlotPromise(), SlotPromise(), SlotPromise()

@@ -150,6 +150,31 @@ def test_a_steps_copies_are_asked_for_behind_the_drafter(
     assert runner.order == order
 
 
+@pytest.mark.parametrize(("meta", "order"), [("known", ["sampled"]), (None, ["sampled", "asked"])])
+@pytest.mark.parametrize("is_asynchronous", [False, True])
+def test_the_second_model_runner_may_ask_before_the_drafter_and_ends_the_step_behind_it(
+    meta: str | None, order: list[str], is_asynchronous: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = Runner(meta)
+    output = SimpleNamespace(kv_connector_output=runner.kv_connector_output)
+
+    class Samples:
+        use_v2_model_runner = True
+
+        def sample_tokens(self, grammar_output: Any) -> Any:
+            runner.order.append("sampled")
+            return SimpleNamespace(model_runner_output=output) if is_asynchronous else output
+
+    class Both(LayerwiseWorkerMixin, Samples):
+        model_runner = runner
+
+    monkeypatch.setattr(worker_module, "get_kv_transfer_group", lambda: runner)
+    Both().sample_tokens(None)
+
+    assert output.kv_connector_output.kv_connector_worker_meta == (meta or "complete")
+    assert runner.order == order
+
+
 def test_the_layers_that_make_drafts_are_known_of_either_model_runner() -> None:
     first = SimpleNamespace(drafter=SimpleNamespace(_draft_attn_layer_names={"a"}))
     second = SimpleNamespace(speculator=SimpleNamespace(draft_attn_layer_names={"b"}))

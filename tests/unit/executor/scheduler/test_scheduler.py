@@ -11,7 +11,7 @@ from services.control.measures.step_timing import StepTiming
 from services.executor.scheduler import reader_state
 from services.executor.scheduler.reader_state import NUM_GRAMMAR_THREADS
 from services.executor.scheduler.scheduler import AsyncLayerwiseScheduler
-from services.executor.step_messages import StepFeedback
+from services.executor.step_messages import HostRoom, StepFeedback
 from services.pacing.cause import Cause
 from tests.unit.executor.model_free_engine import ModelFreeEngine, make_scheduler
 
@@ -82,6 +82,23 @@ def test_run_policies_see_the_host_slots_that_every_rank_has_and_has_pinned() ->
     assert scheduler.engine.shape.num_host_blocks == 0
     scheduler.transfers.absorb(StepFeedback(step=0, saved_step=0, num_ready_slots=24))
     assert scheduler.engine.shape.num_host_blocks == 24
+
+
+def test_a_handshake_after_a_wake_up_leaves_requests_their_slots() -> None:
+    engine = ModelFreeEngine(num_slots=500)
+    told = {(0, 0): HostRoom(450, None)}
+    engine.scheduler.connector.set_xfer_handshake_metadata_pp_aware(told)
+    engine.add("a", 64)
+    for _ in range(6):
+        engine.step()
+    host = engine.scheduler.block_owner.host
+    num_used = host.num_used
+    assert num_used > 0
+
+    engine.scheduler.connector.set_xfer_handshake_metadata_pp_aware(told)
+
+    assert (host.num_slots, host.num_used) == (450, num_used)
+    engine.step()  # and every block and slot is one thing
 
 
 def test_the_last_step_before_an_engine_idles_reports_where_kv_is() -> None:

@@ -1,0 +1,1 @@
+"""What another vLLM has of the names that the executor uses."""
