@@ -101,6 +101,8 @@ class Retaining:
         """Keep what the next turns begin with, for so many seconds each from now on: these requests
         end with tool calls. Those in `live` have not ended yet.
         """
+        self._retention.advance(now_s)
+        self._awaited.advance(now_s)
         for request_id, seconds in turns.items():
             if (ended := self._ended_turns.pop(request_id, None)) is not None:
                 self._keep_turn(ended, now_s + seconds)
@@ -129,6 +131,11 @@ class Retaining:
         self._retention.release(account, session_id)
         self._awaited.release(account, session_id)
         return len(keys) * self._owner.geometry.block_size
+
+    def forget_all(self) -> None:
+        """Let no request begin with what was computed until now, nor let any of it be retained."""
+        self._ended_turns.clear()
+        self._owner.forget_prefixes()
 
     def _retain(
         self, request: Request, kept: KeptTokens, num_tokens: int, now_s: float

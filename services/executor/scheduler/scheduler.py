@@ -322,7 +322,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Let no request begin with what was computed until now, nor with what follows from it."""
-        self.block_owner.forget_prefixes()
+        self.retaining.forget_all()
         return bool(super().reset_prefix_cache(*args, **kwargs))
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
