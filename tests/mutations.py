@@ -634,6 +634,13 @@ MUTATIONS = (
         ("tests/unit/executor/serving/test_front.py",),
     ),
     Mutation(
+        "next prefixes are taken for short answers",
+        f"{EXECUTOR}/scheduler/engine_requests.py",
+        "return 0 if request.max_tokens == 1 else int(request.num_output_tokens)",
+        "return int(request.num_output_tokens)",
+        ("tests/unit/executor/scheduler/test_engine_requests.py",),
+    ),
+    Mutation(
         "next prefixes are taken for orphans",
         f"{EXECUTOR}/serving/front.py",
         " | self._next_prefixes.engine_ids\n",

@@ -17,6 +17,7 @@ from lab.stack.executor_process import ExecutorProcess
 from lab.stack.processes import EXIT_TIMEOUT_S
 from tests.chromium import Browser, needs_chromium
 from tests.executor_stock import StockAnswers, near, stock_answers
+from tests.executors.ahead import num_computed_ahead
 from tests.gateways import Client, gateway_for
 from tests.stock_requests import PROMPT, SCORED, TOO_LONG
 
@@ -170,7 +171,7 @@ async def test_what_a_turn_with_a_tool_call_leaves_is_kept_until_its_session_end
     )
     turns = [gen.ChatMessage(role="user", content="Rain in Oslo? " * 20)]
     chat = pb.Chat(messages=turns, options=options)
-    hint = gen.RetentionHint(account="alice", session_id="agent")
+    hint = gen.RetentionHint(account="alice", session_id="agent", next_prefix=True)
 
     answer = await gateway.ask("calls", chat=chat, sampling=CALLING, retention=hint)
 
@@ -183,6 +184,8 @@ async def test_what_a_turn_with_a_tool_call_leaves_is_kept_until_its_session_end
     num_tokens = (answer.num_prompt_tokens or 0) + len(answer.ids)
     assert released.num_tokens == (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
 
+    while not await num_computed_ahead(executor):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
     call = gen.ToolCall(id=call_id, name="look", arguments="{}")
     turns += [
         gen.ChatMessage(role="assistant", tool_calls=[call]),

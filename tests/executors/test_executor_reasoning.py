@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import httpx
 import pytest
 from grpc import aio
 
@@ -20,6 +19,7 @@ from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.processes import EXIT_TIMEOUT_S, assert_gone
 from lab.thinking_model import END_OF_THOUGHT, save_thinking_model
+from tests.executors.ahead import num_computed_ahead
 from tests.executors.continuing import assert_goes_on
 from tests.gateways import gateway_for
 from tests.sent_again import Body, again, behind, events_of, ids_in, with_ids
@@ -245,14 +245,6 @@ async def with_thoughts_and_text(gateway: GatewayStream) -> dict[str, Any]:
         if thoughts_of(answer) and sum(bool(one.text) for one in answer.tokens) > 3 * BLOCK_SIZE:
             return asked
     raise AssertionError("no answer has both")
-
-
-async def num_computed_ahead(executor: ExecutorProcess) -> float:
-    async with httpx.AsyncClient(timeout=ANSWER_TIMEOUT_S) as http:
-        metrics = await http.get(f"http://127.0.0.1:{executor.metrics_port}/metrics")
-    name = 'evenflow_executor_next_prefixes_total{result="computed"}'
-    values = [line.split()[-1] for line in metrics.text.splitlines() if line.startswith(name)]
-    return float(values[0]) if values else 0.0
 
 
 async def test_an_adapter_answers_under_its_own_name_beside_the_model(
