@@ -50,6 +50,12 @@ class Counters:
     num_evicted_retained_columns: int = _counter(
         "Blocks of all layers that made room for others though they were to be kept."
     )
+    num_evicted_awaited_columns: int = _counter(
+        "Blocks of all layers that made room for others while their turn waited for a tool."
+    )
+    num_kept_tool_turns: int = _counter(
+        "Answers that ended with a tool call and whose KV was kept for the next turn."
+    )
     num_retentions_accepted: int = _counter("Hints to keep a request's KV that were followed.")
     num_retentions_clipped: int = _counter("Hints that were followed as far as budgets go.")
     num_retentions_deferred: int = _counter("Hints about KV that was not on the host yet.")

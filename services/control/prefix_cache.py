@@ -5,8 +5,9 @@ in the executor vLLM's block hash, stands for its tokens, all those before them,
 its copies are complete, a column is there only for those that share its blocks in the pool: always,
 where the host has no room.
 Live requests use columns; a column that none uses stays until its room is wanted, the one that
-was used longest ago going first, and those that are retained (`retention.py`) after all others. One
-that is not on the host stays while free blocks of the pool hold it.
+was used longest ago going first. Those that are kept (`retention.py`) go after all others: first
+those of turns that wait for their tools, then those that clients asked for. One that is not on the
+host stays while free blocks of the pool hold it.
 """
 
 from collections import Counter, OrderedDict, defaultdict
@@ -16,7 +17,7 @@ from itertools import islice, takewhile
 from typing import Any
 
 from services.control.counters import Counters
-from services.control.retention import Retention
+from services.control.retention import Retention, RetentionBudget
 
 NO_SLOT = -1  # stands for the slot of a block that has no room on the host
 
@@ -60,9 +61,12 @@ class PrefixCache:
         self._last_loss = 0  # the generation since which every column that was found is still here
         self._columns: dict[Hashable, Column] = {}
         self._idle: OrderedDict[Hashable, Column] = OrderedDict()  # in the order in which they go
-        # Idle ones whose turn to go it was, and that are retained: in the same order.
+        # Idle ones whose turn to go it was, and that are kept: in the same order.
+        self._awaited: OrderedDict[Hashable, Column] = OrderedDict()
         self._kept: OrderedDict[Hashable, Column] = OrderedDict()
-        self.retention = Retention(self._not_retained)
+        self._piles = (self._idle, self._awaited, self._kept)  # the first ones go first
+        self.awaited = Retention(self._not_kept)  # for turns that wait for their tools
+        self.retention = Retention(self._not_kept)  # for clients that asked for it
         self._counters = counters
 
     @property
@@ -110,9 +114,9 @@ class PrefixCache:
         """Count one more user of each."""
         for column in columns:
             column.num_users += 1
-            for idle in (self._idle, self._kept):
-                if idle.get(column.key) is column:
-                    del idle[column.key]
+            for pile in self._piles:
+                if pile.get(column.key) is column:
+                    del pile[column.key]
                     self.num_idle_slots -= len(column.slots)
 
     def release(self, columns: Sequence[Column]) -> list[int]:
@@ -137,19 +141,19 @@ class PrefixCache:
                 del self._columns[column.key]
                 self._lost_some()
             elif known is not None and not known.num_users and known.is_complete:
-                self._kept.pop(column.key, None)  # its twin was used until now
+                for pile in self._piles:
+                    pile.pop(column.key, None)  # its twin was used until now
                 self._idle[column.key] = known
-                self._idle.move_to_end(column.key)
         return slots
 
     def evict(self, num_slots: int) -> list[int]:
         """Take the slots of idle columns, at least so many together, or all; return them.
 
-        Of those that are retained none goes while there are others. A column that free blocks of
+        Of those that are kept none goes while there are others. A column that free blocks of
         the pool still hold is found there from then on.
         """
         slots: list[int] = []
-        while len(slots) < num_slots and (self._idle or self._kept):
+        while len(slots) < num_slots and any(self._piles):
             key, column = self._take_next()
             slots.extend(column.slots)
             column.slots, column.is_complete = (), False
@@ -163,20 +167,63 @@ class PrefixCache:
 
     def _take_next(self) -> tuple[Hashable, Column]:
         """Return the idle column that goes next, which is none of the idle ones any more."""
-        while self._idle:
-            key, column = self._idle.popitem(last=False)
-            if key not in self.retention:
-                return key, column
-            self._kept[key] = column
-        self._counters.num_evicted_retained_columns += 1
-        return self._kept.popitem(last=False)
+        for pile in self._piles:
+            while pile:
+                key, column = pile.popitem(last=False)
+                its_own = self._pile(key)
+                if its_own is pile:
+                    self._counters.num_evicted_awaited_columns += pile is self._awaited
+                    self._counters.num_evicted_retained_columns += pile is self._kept
+                    return key, column
+                its_own[key] = column
+        raise AssertionError("no column is idle")
 
-    def _not_retained(self, key: Hashable) -> None:
-        """Let a column go before those that were used after it."""
-        column = self._kept.pop(key, None)
-        if column is not None:
-            self._idle[key] = column
-            self._idle.move_to_end(key, last=False)
+    def _pile(self, key: Hashable) -> OrderedDict[Hashable, Column]:
+        if key in self.retention:
+            return self._kept
+        return self._awaited if key in self.awaited else self._idle
+
+    def retain(
+        self,
+        account: str,
+        session: str,
+        columns: Sequence[tuple[Hashable, float]],
+        budget: RetentionBudget,
+    ) -> int:
+        """Keep columns that a client asked for, as `Retention.hold` does; what the account has kept
+        for turns that wait for their tools makes room in its budget.
+        """
+        num_held = self.retention.hold(account, session, columns, budget)
+        self.awaited.fit(account, budget - self.retention.used(account))
+        return num_held
+
+    def retain_awaited(
+        self,
+        account: str,
+        session: str,
+        columns: Sequence[tuple[Hashable, float]],
+        budget: RetentionBudget,
+    ) -> int:
+        """Keep columns of a turn that waits for its tool, as `Retention.hold` does, as far as the
+        budget goes beside what the account asked for.
+        """
+        left = budget - self.retention.used(account)
+        return self.awaited.hold(account, session, columns, left)
+
+    def _not_kept(self, key: Hashable) -> None:
+        """Let a column go before those that were used after it, where nothing else keeps it."""
+        its_own = self._pile(key)
+        for pile in (self._awaited, self._kept):
+            if pile is not its_own and (column := pile.pop(key, None)) is not None:
+                self._idle[key] = column
+                self._idle.move_to_end(key, last=False)
+
+    @property
+    def num_awaited_columns(self) -> int:
+        """Return how many columns are kept for turns that wait for their tools, on the host or
+        not.
+        """
+        return len(self.awaited)
 
     @property
     def num_retained_columns(self) -> int:
@@ -188,8 +235,9 @@ class PrefixCache:
         slots: list[int] = []
         for column in [column for column in self._columns.values() if is_gone(column)]:
             del self._columns[column.key]
-            if self._idle.pop(column.key, None) or self._kept.pop(column.key, None):
-                slots.extend(column.slots)
+            for pile in self._piles:
+                if pile.pop(column.key, None) is not None:
+                    slots.extend(column.slots)
         self.num_idle_slots -= len(slots)
         self._lost_some()
         return slots
@@ -213,10 +261,13 @@ class PrefixCache:
             assert column.num_users == num_users[column], "a column has other users than counted"
         idle = [column for column in everything if not column.num_users]
         on_host = {column for column in idle if column.is_complete}
-        assert self._idle.keys().isdisjoint(self._kept), "an unused column has two places"
+        unused = [column for pile in self._piles for column in pile.values()]
+        assert len(unused) == len({*unused}), "an unused column has two places"
+        assert on_host == {*unused}, "an unused column is lost, or used"
         assert all(key in self.retention for key in self._kept), "a column is kept for nothing"
-        unused = {*self._idle.values(), *self._kept.values()}
-        assert on_host == unused, "an unused column is lost, or used"
+        kept = (key in self.awaited or key in self.retention for key in self._awaited)
+        assert all(kept), "a column waits for nothing"
+        self.awaited.check_integrity()
         self.retention.check_integrity()
         in_pool = [column for column in idle if not column.is_complete]
         assert all(one.is_left and not one.slots for one in in_pool), "a column is nowhere"

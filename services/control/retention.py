@@ -1,12 +1,12 @@
-"""What requests asked to keep in the prefix cache: which columns, on which account, until when.
+"""What is kept in the prefix cache: which columns, on which account, until when.
 
-A retained column goes last of those that none uses. It is retained by its hash, whether or not it
-is on the host, and once for all sessions of an account, until the last of their times is over.
+A retained column goes after all others that none uses. It is retained by its hash, whether or not
+it is on the host, and once for all sessions of an account, until the last of their times is over.
 Times are whole seconds of one clock; they end when `advance` is told so.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil, floor
@@ -21,6 +21,13 @@ class RetentionBudget:
 
     num_columns: int  # at once
     column_s: float  # columns times the seconds that they have to come
+
+    def __sub__(self, used: "RetentionBudget") -> "RetentionBudget":
+        """Return what is left of it; nothing where more is used."""
+        return RetentionBudget(
+            num_columns=max(0, self.num_columns - used.num_columns),
+            column_s=max(0.0, self.column_s - used.column_s),
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -125,11 +132,32 @@ class Retention:
         mine = self._accounts.get(account)
         if mine is None or session == UNNAMED or session not in mine.columns_of:
             return 0
+        return self._end_session(account, session)
+
+    def keys_of(self, account: str, session: str) -> Collection[Hashable]:
+        """Return the columns that a session retains, as far as it can release them."""
+        mine = self._accounts.get(account)
+        if mine is None or session == UNNAMED:
+            return ()
+        return mine.columns_of.get(session, {}).keys()
+
+    def _end_session(self, account: str, session: str) -> int:
+        mine = self._accounts[account]
         keys = list(mine.columns_of[session])
         for key in keys:
             self._forget_end(account, session, key, mine.until_s[key][session])
             self._drop(account, session, key)
         return len(keys)
+
+    def fit(self, account: str, budget: RetentionBudget) -> None:
+        """Retain nothing more for an account's sessions, the one first that has been here longest,
+        until what is left is within a budget.
+        """
+        while mine := self._accounts.get(account):
+            used = self.used(account)
+            if used.num_columns <= budget.num_columns and used.column_s <= budget.column_s:
+                return
+            self._end_session(account, next(iter(mine.columns_of)))
 
     def clear(self) -> None:
         """Retain nothing any more: whatever the columns held is void."""

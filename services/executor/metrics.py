@@ -27,4 +27,15 @@ REQUESTS = Counter(
     "Requests answered, by how they ended or why they were refused.",
     ["result"],
 )
+NEXT_PREFIXES = Counter(
+    "evenflow_executor_next_prefixes_total",
+    "Beginnings of next turns that clients asked for ahead: computed, or dropped for other work.",
+    ["result"],
+)
+TOOL_WAITS = Histogram(
+    "evenflow_executor_tool_wait_seconds",
+    "Time from an answer with a tool call to the request with its result, by tool.",
+    ["tool"],
+    buckets=(0.1, 0.3, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600),
+)
 STREAMS = Gauge("evenflow_executor_gateway_streams", "Open streams of gateways.")

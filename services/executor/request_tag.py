@@ -22,6 +22,7 @@ EXTRA_ARGS_KEY = "evenflow"
 READS_KEY = "evenflow_reads"
 RESUME_KEY = "evenflow_resume"
 RETENTION_KEY = "evenflow_retention"
+TOOL_TURN_KEY = "evenflow_tool_turn"
 DELAY_KEY = "evenflow_delay"
 RETAINED_KEY = "evenflow_retained"
 
@@ -103,6 +104,26 @@ def kept_of(extra_args: Mapping[str, Any] | None) -> KeptTokens | None:
     """Return what `with_kept` packed; None for a request of which nothing is asked to be kept."""
     packed = (extra_args or {}).get(RETENTION_KEY)
     return None if packed is None else KeptTokens(*packed)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolTurn:
+    """Tokens of a request that the next turn begins with if its answer ends with a tool call."""
+
+    account: str
+    session_id: str  # empty: of no session
+    end: int  # 0: all of the request
+
+
+def with_tool_turn(extra_args: Mapping[str, Any] | None, turn: ToolTurn) -> dict[str, Any]:
+    """Return `extra_args` that carry what a tool call is to keep, too, made of plain values."""
+    return {**(extra_args or {}), TOOL_TURN_KEY: astuple(turn)}
+
+
+def tool_turn_of(extra_args: Mapping[str, Any] | None) -> ToolTurn | None:
+    """Return what `with_tool_turn` packed; None for a request whose answer calls no tools."""
+    packed = (extra_args or {}).get(TOOL_TURN_KEY)
+    return None if packed is None else ToolTurn(*packed)
 
 
 def retained_to_params(retained: Retained) -> dict[str, Any]:

@@ -128,6 +128,9 @@ class ExecutorSettings(ServiceSettings):
     # seconds still to come.
     kv_retention_frac: Share = 0.25
     kv_retention_host_s: Rate = 900.0
+    # At most so long the KV of an answer that ended with a tool call is kept for the next turn, for
+    # as long as such calls have taken; 0: as that of others.
+    kv_retention_tools_s: Rate = 600.0
     kv_link_bytes_per_s: Rate = 0.0  # modelled link on a CPU; 0: memory speed
     # Which blocks are checked when they come back from the host.
     kv_integrity_guard: GuardMode = GuardMode.SAMPLE

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any, TypeAlias
 
-from services.generation.conversation import ToolCallPart
+from services.generation.conversation import ToolCall, ToolCallPart
 from services.generation.finish import FinishReason
 from services.generation.logprobs import TokenLogprobs
 from services.generation.prompts import Prompt
@@ -25,6 +25,8 @@ from services.placement.ranges import (
 from services.placement.run.reader_capacity import ReaderCapacity
 
 MAX_REQUEST_ID_LENGTH = 128
+
+LOWEST_PRIORITY = MAX_INT32  # of work that no client waits for
 
 MAX_INSTANT_S = 1e11  # since the epoch; calendars know it
 
@@ -78,6 +80,7 @@ class Delta:
     num_cached_tokens: int = 0  # of the prompt, with the ending
     stop_string: str = ""  # that the answer came to, with the ending
     retained: Retained | None = None  # of its KV, as far as this step tells
+    tool_calls: tuple[ToolCall, ...] = ()  # of an answer that ends by itself, with the ending
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ from services.generation.prompts import (
     TokenizeOptions,
     TokenPrompt,
 )
-from services.generation.retention import Retained
+from services.generation.retention import Retained, RetentionHint
 from services.kit.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -151,8 +151,10 @@ def submit_to_proto(
 
 
 def _hint_to_proto(request: types.GenerationRequest) -> gen.RetentionHint | None:
-    hint = request.retention
-    return None if hint is None else write(hint, gen.RetentionHint, account=request.tenant)
+    if request.retention is None and not request.tenant:
+        return None
+    hint = request.retention or RetentionHint()  # whose it is concerns tool calls without any, too
+    return write(hint, gen.RetentionHint, account=request.tenant)
 
 
 def _input(prompt: Prompt) -> dict[str, Any]:

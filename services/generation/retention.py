@@ -29,6 +29,7 @@ class RetentionHint:
     account: str = ""  # the API key's name, which the budget is of; empty: without keys
     session_id: str = ""  # that may release it; empty: none may
     marks: tuple[RetentionMark, ...] = ()  # ascending; each lasts longer than those behind it
+    next_prefix: bool = False  # what the next turn begins with is computed ahead of it
 
 
 class RetentionStatus(Enum):

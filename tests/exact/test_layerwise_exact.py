@@ -88,6 +88,9 @@ from tests.exact.shared_prefixes import (  # noqa: F401 - as above
     test_aborts_of_first_and_last_users_leave_the_others_exact,
     test_agents_share_prefixes_that_move_and_are_larger_than_the_pool,
 )
+from tests.exact.tool_turns import (  # noqa: F401 - as above
+    test_a_turn_that_ended_with_a_tool_call_comes_back_to_its_kv,
+)
 
 # Engines run in this process: their warnings are not ours to fail on.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]

@@ -18,7 +18,7 @@ from services.control.types import Trigger
 from services.executor.blocks.transfers import transfers
 from services.executor.copies.device.cpu_device import LinkModel
 from services.executor.kv_options import GuardMode, KVOptions
-from services.executor.request_tag import KeptTokens, with_kept
+from services.executor.request_tag import KeptTokens, ToolTurn, with_kept, with_tool_turn
 from services.executor.scheduler import scheduler as scheduler_module
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement
 from services.placement.run.resume import ResumeWay
@@ -278,6 +278,34 @@ def test_what_is_kept_makes_room_when_there_is_no_other(
     with room_for(runner, 8):  # of the first one's seven columns some must go
         workload = [kept(one(), for_s=3_600.0), one("other", step=40)]
         runner.run(workload, hook=together(at(60, release), copies_complete))
+
+
+def calls_a_tool(arrival: Arrival) -> Arrival:
+    """Return a request whose KV is kept once the front says that it ends with a tool call."""
+    turn = with_tool_turn(None, ToolTurn("", "session", 0))
+    return replace(arrival, sampling={"extra_args": turn})
+
+
+def called(name: str) -> Callable[[Any], None]:
+    return lambda scheduler: scheduler.keep_turns({name: 3_600.0})
+
+
+@sees("kv_num_awaited_columns", "kv_num_kept_tool_turns")
+def test_what_a_turn_with_a_tool_call_leaves_is_kept_until_its_session_ends(
+    runner: StepRunner, patch: pytest.MonkeyPatch
+) -> None:
+    workload = [calls_a_tool(one()), one("later", step=40)]
+    runner.run(workload, hook=together(at(42, called("one")), at(45, release), copies_complete))
+
+
+@sees("kv_num_evicted_awaited_columns")
+def test_what_waits_for_a_tool_makes_room_when_there_is_no_other(
+    runner: StepRunner, patch: pytest.MonkeyPatch
+) -> None:
+    with room_for(runner, 8):  # of the first one's seven columns some must go
+        workload = [calls_a_tool(one()), one("other", step=40)]
+        hook = together(at(10, called("one")), at(60, release), copies_complete)
+        runner.run(workload, hook=hook)
 
 
 @sees("kv_num_trunks", "kv_num_shared_blocks", "kv_num_trunk_joins", "kv_num_trunk_splits")

@@ -17,12 +17,14 @@ from lab.stack.executor_process import ExecutorProcess
 from lab.stack.processes import EXIT_TIMEOUT_S
 from tests.chromium import Browser, needs_chromium
 from tests.executor_stock import StockAnswers, near, stock_answers
+from tests.executors.ahead import num_computed_ahead
 from tests.gateways import Client, gateway_for
 from tests.stock_requests import PROMPT, SCORED, TOO_LONG
 
 pytestmark = pytest.mark.timeout(3_600)
 
 BLOCK_SIZE = 32
+CALLING = {"temperature": 1, "seed": 3, "max_tokens": 400}  # the form of a call has an end
 LAYERS_PER_GROUP = 2  # of NUM_LAYERS
 NUM_BLOCKS = 81  # one is vLLM's own; the others hold 80 / 4 * 32 = 640 tokens of all layers
 
@@ -157,6 +159,43 @@ async def test_what_is_asked_for_is_kept_up_to_the_accounts_share_and_released_b
         for name in ("bob", "alice", "alice")
     ]
     assert [one.num_tokens for one in released] == [0, span.end, 0]
+
+
+async def test_what_a_turn_with_a_tool_call_leaves_is_kept_until_its_session_ends(
+    executor: ExecutorProcess, gateway: GatewayStream
+) -> None:
+    options = gen.ConversationOptions(
+        tools=[gen.Tool(name="look")],
+        tool_choice=gen.TOOL_CHOICE_REQUIRED,
+        forbids_parallel_calls=True,
+    )
+    turns = [gen.ChatMessage(role="user", content="Rain in Oslo? " * 20)]
+    chat = pb.Chat(messages=turns, options=options)
+    hint = gen.RetentionHint(account="alice", session_id="agent", next_prefix=True)
+
+    answer = await gateway.ask("calls", chat=chat, sampling=CALLING, retention=hint)
+
+    assert answer.finish_reason == "TOOL_CALLS"
+    assert not answer.ending.HasField("retained")  # nothing was asked for
+    (call_id,) = {part.id for token in answer.tokens for part in token.tool_calls if part.id}
+    released = await gateway.stub.ReleaseSession(
+        pb.ReleaseSessionRequest(account="alice", session_id="agent")
+    )
+    num_tokens = (answer.num_prompt_tokens or 0) + len(answer.ids)
+    assert released.num_tokens == (num_tokens - 1) // BLOCK_SIZE * BLOCK_SIZE
+
+    while not await num_computed_ahead(executor):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    call = gen.ToolCall(id=call_id, name="look", arguments="{}")
+    turns += [
+        gen.ChatMessage(role="assistant", tool_calls=[call]),
+        gen.ChatMessage(role="tool", content="No.", tool_call_id=call.id),
+    ]
+    sampling = {"temperature": 0, "max_tokens": 4}
+    await gateway.ask("goes on", chat=pb.Chat(messages=turns), sampling=sampling)
+    metrics = await asyncio.to_thread(read_metrics, executor)
+    assert metrics["evenflow_executor_tool_wait_seconds_count"] == 1
+    assert metrics["vllm:evenflow_kv_num_kept_tool_turns_total"] == 1
 
 
 async def test_probabilities_of_prompts_larger_than_the_pool_are_those_of_a_roomy_engine(

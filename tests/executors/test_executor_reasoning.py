@@ -19,6 +19,7 @@ from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.processes import EXIT_TIMEOUT_S, assert_gone
 from lab.thinking_model import END_OF_THOUGHT, save_thinking_model
+from tests.executors.ahead import num_computed_ahead
 from tests.executors.continuing import assert_goes_on
 from tests.gateways import gateway_for
 from tests.sent_again import Body, again, behind, events_of, ids_in, with_ids
@@ -203,6 +204,47 @@ async def test_a_required_call_follows_the_thoughts(gateway: GatewayStream) -> N
     assert answer.ids[0] == END_OF_THOUGHT
     assert json.loads("".join(part.arguments for part in parts)) == {"x": 1}
     assert (parts[0].name, answer.text, thoughts_of(answer)) == ("f", "", "")
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+async def test_the_next_turn_finds_its_answer_where_it_was_computed_ahead(
+    executor: ExecutorProcess, gateway: GatewayStream, ahead: bool
+) -> None:
+    """The template leaves thoughts out, so that the next prompt parts with the answer there."""
+    before = await num_computed_ahead(executor)
+    asked = await with_thoughts_and_text(gateway)
+    hint = gen.RetentionHint(next_prefix=ahead)
+    first = await gateway.ask("first", **asked, retention=hint, cache_salt=str(ahead))
+    while ahead and await num_computed_ahead(executor) == before:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+
+    chat = asked["chat"]
+    chat.messages.append(gen.ChatMessage(role="assistant", content=first.text))
+    chat.messages.append(gen.ChatMessage(role="user", content="And now?"))
+    second, fresh = [
+        await gateway.ask(salt, chat=chat, sampling=BRIEF, cache_salt=salt)
+        for salt in (str(ahead), "other")
+    ]
+
+    assert second.ids == fresh.ids
+    assert first.num_prompt_tokens is not None
+    assert second.num_prompt_tokens is not None
+    num_cached = second.ending.num_cached_tokens if second.ending else 0
+    if ahead:  # all but what the last turn and the rest of a block are
+        assert num_cached > second.num_prompt_tokens - 2 * BLOCK_SIZE
+    else:
+        assert num_cached <= first.num_prompt_tokens
+    assert await num_computed_ahead(executor) == before + ahead
+
+
+async def with_thoughts_and_text(gateway: GatewayStream) -> dict[str, Any]:
+    """Return what has an answer of thoughts, and of a text of some blocks behind them."""
+    for seed in range(20):
+        asked = conversation(SOON, seed=seed, ignore_eos=True)
+        answer = await gateway.ask(f"seed {seed}", **asked, cache_salt="to try")
+        if thoughts_of(answer) and sum(bool(one.text) for one in answer.tokens) > 3 * BLOCK_SIZE:
+            return asked
+    raise AssertionError("no answer has both")
 
 
 async def test_an_adapter_answers_under_its_own_name_beside_the_model(

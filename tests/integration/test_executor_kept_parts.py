@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from vllm.renderers import BaseRenderer, renderer_from_config
@@ -10,7 +11,7 @@ from lab.models import exactness_model
 from services.executor.engine.config import make_config
 from services.executor.engine.kept_parts import KeptParts
 from services.executor.prompts.prompt_renderer import PromptRenderer
-from services.executor.request_tag import KeptTokens, kept_of
+from services.executor.request_tag import KeptTokens, ToolTurn, kept_of, tool_turn_of
 from services.executor.settings import ExecutorSettings
 from services.executor.types import PreparedRequest, Submission
 from services.generation.conversation import ChatMessage, ConversationOptions, Tool
@@ -53,6 +54,22 @@ async def kept(
     thinks: bool = False,
 ) -> tuple[KeptTokens, list[int]]:
     """Return what is to be kept of a prompt, and the prompt's ids."""
+    extra_args, ids = await asked(vllm_renderer, template, *marks, prompt=prompt, thinks=thinks)
+    found = kept_of(extra_args)
+    assert found is not None
+    assert (found.account, found.session_id) == ("a", "s")
+    return found, ids
+
+
+async def asked(
+    vllm_renderer: BaseRenderer,
+    template: str,
+    *marks: RetentionMark,
+    prompt: Prompt,
+    thinks: bool = False,
+    keeps_tool_turns: bool = True,
+) -> tuple[dict[str, Any], list[int]]:
+    """Return what the scheduler is told of a prompt, and the prompt's ids."""
     tokenizer: Any = vllm_renderer.get_tokenizer()
     tokenizer.chat_template = template + OPENS
     renderer = PromptRenderer(vllm_renderer)
@@ -64,11 +81,9 @@ async def kept(
     prepared = PreparedRequest(
         engine_id="r", num_prompt_tokens=len(ids), core_request=core, parser=parser
     )
-    await KeptParts(renderer).ask(submission, [prepared])
-    found = kept_of(core.sampling_params.extra_args)
-    assert found is not None
-    assert (found.account, found.session_id) == ("a", "s")
-    return found, ids
+    parts = KeptParts(renderer, keeps_tool_turns=keeps_tool_turns)
+    await parts.ask(submission, [prepared])
+    return core.sampling_params.extra_args, ids
 
 
 @pytest.mark.parametrize(
@@ -121,3 +136,27 @@ async def test_an_answer_that_begins_with_thoughts_is_kept_if_the_next_turn_has_
     assert found.spans == [(0 if keeps_answer else len(ids), SHORT)]
     found, _ = await kept(vllm_renderer, template, mark, prompt=prompt)
     assert found.spans == [(0, SHORT)]  # an answer without thoughts is
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "thinks", "keeps"),
+    [
+        (PLAIN, WITH_TOOLS, False, "all"),
+        (PLAIN, WITH_TOOLS, True, "the prompt"),  # the next turn has no thoughts
+        (KEEPS_OF_CALLS, WITH_TOOLS, True, "all"),
+        (PLAIN, CONVERSATION, False, "nothing"),  # it calls no tools
+    ],
+)
+async def test_without_a_hint_what_a_turn_with_a_tools_result_begins_with_is_told(
+    vllm_renderer: BaseRenderer, template: str, prompt: ChatPrompt, thinks: bool, keeps: str
+) -> None:
+    extra_args, ids = await asked(vllm_renderer, template, prompt=prompt, thinks=thinks)
+
+    ends = {"all": 0, "the prompt": len(ids)}
+    turn = None if keeps == "nothing" else ToolTurn("a", "s", ends[keeps])
+    assert tool_turn_of(extra_args) == turn
+    assert kept_of(extra_args) is None
+
+
+async def test_where_tool_turns_are_not_kept_nothing_is_told(vllm_renderer: BaseRenderer) -> None:
+    assert await asked(vllm_renderer, PLAIN, prompt=WITH_TOOLS, keeps_tool_turns=False) == ({}, ANY)

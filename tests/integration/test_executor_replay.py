@@ -14,6 +14,7 @@ from lab.models import exactness_model
 from services.executor.engine.collector import Reporting
 from services.executor.engine.replay import Replay, Replayed
 from services.executor.types import RejectCode, RejectedError, Said
+from services.generation.conversation import ToolCall
 from services.generation.finish import FinishReason
 
 TEXT = "naïve 日本語 🎉 and more of it"  # characters of 1 to 4 bytes, some of several tokens
@@ -148,10 +149,14 @@ def test_an_answer_that_goes_on_behind_its_end_is_refused(
     )
 
 
+CALL = ToolCall(id="c", name="f", arguments="{}")
+
+
 class RecordingParser:
     """Takes down what it is told, and has a call in the end."""
 
     chose_calls, num_reasoning_tokens, is_read = True, 4, False
+    tool_calls = (CALL,)
 
     def __init__(self) -> None:
         self.told: list[tuple[str, list[int], bool]] = []
@@ -175,3 +180,4 @@ def test_a_parser_is_told_of_each_token_by_itself(tokenizer: Any, ids: list[int]
     assert [is_last for _, _, is_last in parser.told] == [False] * (len(ids) - 1) + [True]
     assert found is not None
     assert (found.ending, found.num_reasoning_tokens) == (FinishReason.TOOL_CALLS, 4)
+    assert found.tool_calls == (CALL,)

@@ -127,11 +127,14 @@ async def test_anthropics_marks_are_of_the_turns_that_they_end(
 
 
 async def test_without_a_hint_nothing_is_asked_for(client, executor) -> None:
+    await client.http.post(CHAT, json=chat_body())
+    assert not executor.submits[-1].HasField("retention")
     body = chat_body(session_id="s", prompt_cache_key="k", evenflow={"retention_s": 0})
 
     response = await client.http.post(CHAT, json=body)
 
-    assert not executor.submits[-1].HasField("retention")
+    # The session's name is for what is kept while a tool runs.
+    assert executor.submits[-1].retention == gen.RetentionHint(session_id="s")
     assert "retention" not in response.json().get("evenflow", {})
     assert "x-evenflow-retention" not in response.headers
 
@@ -237,6 +240,44 @@ async def test_anthropics_usage_counts_what_is_kept_and_was_not_cached(
     assert usage["cache_creation_input_tokens"] == minutes + hour
     assert usage["cache_read_input_tokens"] == num_cached
     assert usage["input_tokens"] == NUM_PROMPT_TOKENS - num_cached - minutes - hour
+
+
+async def test_without_a_hint_the_executor_knows_whose_tool_calls_they_are(
+    executor, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text(KEYS)
+    async with gateway_for(executor, api_keys_file=file) as client:
+        await client.wait_ready()
+        headers = {"authorization": "Bearer sk-alice-0123456789"}
+        response = await client.http.post(CHAT, json=chat_body(evenflow={}), headers=headers)
+
+    assert executor.submits[-1].retention == gen.RetentionHint(account="alice")
+    assert "retention" not in response.json().get("evenflow", {})
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("caches", [True, False])
+async def test_a_next_prefix_is_asked_for_and_told_by_name_where_it_has_no_effect(
+    executor, caches, path
+) -> None:
+    executor.caches_prefixes = caches
+    body = {
+        CHAT: {"messages": [USER]},
+        RESPONSES: {"input": "Hi"},
+        MESSAGES: {"messages": [USER], "max_tokens": 5},
+    }[path] | {"model": MODEL, "evenflow": {"next_prefix": True}}
+    async with gateway_for(executor) as client:
+        await client.wait_ready()
+        response = await client.http.post(path, json=body)
+        strict = body | {"evenflow": {"next_prefix": True, "strict": True}}
+        refused = await client.http.post(path, json=strict)
+
+    assert executor.submits[0].retention == gen.RetentionHint(next_prefix=True)
+    ignored = response.headers.get("x-evenflow-ignored", "")
+    assert ignored == ("" if caches else "evenflow.next_prefix")
+    assert refused.status_code == (200 if caches else 400)
+    assert caches or "evenflow.next_prefix" in refused.text
 
 
 async def test_sessions_are_released_by_the_key_that_keeps_them(executor, tmp_path: Path) -> None:

@@ -156,6 +156,7 @@ class HostPool:
 
     def forget_all(self) -> None:
         """Let no column be found any more, nor any be retained."""
+        self.cache.awaited.clear()
         self.cache.retention.clear()
         self.forget(lambda column: True)
 

@@ -18,6 +18,7 @@ from services.executor.engine.logprobs import (
 )
 from services.executor.request_tag import from_transfer_params, retained_from_params
 from services.executor.types import Delta, Ending, Failure, Said, Token
+from services.generation.conversation import ToolCall
 from services.generation.finish import FinishReason
 from services.generation.logprobs import TokenLogprobs
 from services.generation.retention import RejectedRetention, Retained, RetentionStatus
@@ -66,6 +67,8 @@ class StepParser(Protocol):
     def chose_calls(self) -> bool: ...
     @property
     def num_reasoning_tokens(self) -> int | None: ...
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]: ...
     @property
     def is_read(self) -> bool: ...
     def parse(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> Said: ...
@@ -151,6 +154,7 @@ def to_delta(output: StepOutput, reporting: Reporting = TOKENS_ONLY) -> Delta:
         num_cached if ending is not None else 0,
         completion.stop_reason if isinstance(completion.stop_reason, str) else "",
         retained_from_params(output.kv_transfer_params),
+        tool_calls_of(ending, reporting),
     )
 
 
@@ -200,3 +204,10 @@ def ending_of(finish_reason: str, reporting: Reporting) -> Ending:
     if ending is FinishReason.STOP and parser is not None and parser.chose_calls:
         return FinishReason.TOOL_CALLS
     return ending
+
+
+def tool_calls_of(ending: Ending | None, reporting: Reporting) -> tuple[ToolCall, ...]:
+    """Return the calls of an answer that has ended by itself: none of them lacks a part."""
+    if reporting.parser is None or ending not in (FinishReason.STOP, FinishReason.TOOL_CALLS):
+        return ()
+    return reporting.parser.tool_calls

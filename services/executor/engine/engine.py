@@ -63,7 +63,8 @@ class Engine:
         self._load = load
         self._renderer = PromptRenderer(llm.renderer)
         self._preparation = Preparation(llm, self._renderer, settings)
-        self._kept_parts = KeptParts(self._renderer)
+        self._max_tool_wait_s = settings.kv_retention_tools_s if settings.uses_layerwise_kv else 0.0
+        self._kept_parts = KeptParts(self._renderer, keeps_tool_turns=self._max_tool_wait_s > 0)
         self._default_sampling = advised_sampling(
             llm.model_config.get_diff_sampling_param(), drafts=speculates(llm.vllm_config)
         )
@@ -81,6 +82,7 @@ class Engine:
         self._holds = ReaderRelay[bool](self._call_hold)
         self._replays = FairTurns()  # each has the interpreter while it runs
         self._paces = ReaderRelay[dict[str, Any]](self._call_repace)
+        self._tool_turns = ReaderRelay[float](self._call_keep_turns)
         self._background: list[asyncio.Task[None]] = []
         self._closing = False
         self._shutdown_timeout_s = shutdown_timeout_s(settings)
@@ -114,6 +116,7 @@ class Engine:
             asyncio.create_task(self._turns.run(), name="turn-relay"),
             asyncio.create_task(self._holds.run(), name="hold-relay"),
             asyncio.create_task(self._paces.run(), name="pace-relay"),
+            asyncio.create_task(self._tool_turns.run(), name="tool-turn-relay"),
         ]
         if self._kv.is_layerwise:
             told = await self._llm.engine_core.call_utility_async(engine_calls.DESCRIBE)
@@ -257,6 +260,13 @@ class Engine:
         """Let the scheduler know soon what a request is promised from now on. Returns at once."""
         self._paces.note(engine_id, to_extra_args(service_level))
 
+    def keep_turn(self, engine_id: str, seconds: float) -> None:
+        """Have a request's KV kept for so long, at most as long as the settings say: it ends with a
+        tool call. Returns at once.
+        """
+        if self._max_tool_wait_s > 0:
+            self._tool_turns.note(engine_id, min(seconds, self._max_tool_wait_s))
+
     async def _call_deliver(self, counts: dict[str, tuple[int, float]]) -> None:
         await self._llm.engine_core.call_utility_async(engine_calls.DELIVER, counts)
 
@@ -269,8 +279,12 @@ class Engine:
     async def _call_repace(self, paces: dict[str, dict[str, Any]]) -> None:
         await self._llm.engine_core.call_utility_async(engine_calls.REPACE, paces)
 
+    async def _call_keep_turns(self, turns: dict[str, float]) -> None:
+        await self._llm.engine_core.call_utility_async(engine_calls.KEEP_TURNS, turns)
+
     async def release_session(self, account: str, session_id: str) -> int:
         """Keep nothing for a session any more; return how many tokens were."""
+        await self._tool_turns.flush()  # of the session, too
         call = self._llm.engine_core.call_utility_async
         num_tokens: int = await call(engine_calls.RELEASE_SESSION, account, session_id)
         return num_tokens

@@ -16,6 +16,7 @@ REPACE = "evenflow_repace"
 OBSERVE = "evenflow_observe"
 HELD = "evenflow_held"
 DESCRIBE = "evenflow_describe"
+KEEP_TURNS = "evenflow_keep_turns"
 RELEASE_SESSION = "evenflow_release_session"
 NUM_MEASURED_STEPS = 3
 
@@ -29,6 +30,7 @@ def install() -> None:
     setattr(EngineCore, OBSERVE, _observe)
     setattr(EngineCore, HELD, _held)
     setattr(EngineCore, DESCRIBE, _describe)
+    setattr(EngineCore, KEEP_TURNS, _keep_turns)
     setattr(EngineCore, RELEASE_SESSION, _release_session)
 
 
@@ -61,6 +63,11 @@ def _observe(core: Any) -> dict[str, Any]:
 def _held(core: Any) -> list[str]:
     """Return the ids of the requests that the scheduler has, without those that have ended."""
     return list(core.scheduler.records)
+
+
+def _keep_turns(core: Any, turns: dict[str, float]) -> None:
+    """Keep what turns with tool calls leave; see `ReaderStateMixin.keep_turns`."""
+    core.scheduler.keep_turns(turns)
 
 
 def _release_session(core: Any, account: str, session_id: str) -> int:

@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from services.executor.prompts.answer_parser import AnswerParser
 from services.executor.prompts.prompt_renderer import PromptRenderer
-from services.executor.request_tag import KeptTokens, with_kept
+from services.executor.request_tag import KeptTokens, ToolTurn, with_kept, with_tool_turn
 from services.executor.types import PreparedRequest, RejectedError, Submission
 from services.generation.conversation import ChatMessage, ToolCall
 from services.generation.prompts import ChatPrompt, TokenizeOptions
+from services.generation.retention import RetentionHint
 
 THOUGHT = "evenflow-thought"  # looked for in what a template writes
 
@@ -16,19 +17,30 @@ THOUGHT = "evenflow-thought"  # looked for in what a template writes
 class KeptParts:
     """Finds where marked turns end, and whether a template writes thoughts into later turns."""
 
-    def __init__(self, renderer: PromptRenderer) -> None:
-        self._renderer = renderer
+    def __init__(self, renderer: PromptRenderer, *, keeps_tool_turns: bool) -> None:
+        """`keeps_tool_turns`: of answers that may end with a tool call something is kept without a
+        hint.
+        """
+        self._renderer, self._keeps_tool_turns = renderer, keeps_tool_turns
         self._keeps_thoughts: dict[bool, bool] = {}  # by whether the turn ended in a call
 
     async def ask(self, submission: Submission, answers: Sequence[PreparedRequest]) -> None:
         """Have the scheduler know what is to be kept of answers to one prompt."""
-        hint = submission.retention
-        if hint is None or not hint.marks:
+        hint = submission.retention or RetentionHint()
+        may_call = self._keeps_tool_turns and _has_tools(submission.prompt)
+        if not (hint.marks or may_call):
             return
         prompt_ids = answers[0].core_request.prompt_token_ids
         whole = 0
         if await self._forgets_thoughts(submission.prompt, answers[0].parser):
             whole = len(prompt_ids)  # no later prompt goes on behind them
+        if may_call:
+            turn = ToolTurn(hint.account, hint.session_id, whole)
+            for answer in answers:
+                sampling = answer.core_request.sampling_params
+                sampling.extra_args = with_tool_turn(sampling.extra_args, turn)
+        if not hint.marks:
+            return
         spans = [
             (await self._end(submission, prompt_ids, mark.num_messages) or whole, mark.retention_s)
             for mark in hint.marks
@@ -70,7 +82,7 @@ class KeptParts:
         """
         if parser is None or parser.num_reasoning_tokens is None:
             return False
-        calls = isinstance(prompt, ChatPrompt) and bool(prompt.options.tools)
+        calls = _has_tools(prompt)
         if calls not in self._keeps_thoughts:
             self._keeps_thoughts[calls] = await self._writes_thoughts(calls=calls)
         return not self._keeps_thoughts[calls]
@@ -90,6 +102,10 @@ class KeptParts:
             return THOUGHT in await self._renderer.detokenize(ids, fair_key="")
         except RejectedError:
             return False
+
+
+def _has_tools(prompt: object) -> bool:
+    return isinstance(prompt, ChatPrompt) and bool(prompt.options.tools)
 
 
 def _num_alike(some: Sequence[int], others: Sequence[int]) -> int:

@@ -38,10 +38,16 @@ class ReaderRelay(Generic[T]):
         while True:
             await self._changed.wait()
             self._changed.clear()
-            news, self._pending = self._pending, {}
             next_call_s = loop.time() + INTERVAL_S
-            try:
-                await self._call(news)
-            except Exception:
-                log.warning("reader_news_lost", num_reqs=len(news), exc_info=True)
+            await self.flush()
             await asyncio.sleep(next_call_s - loop.time())
+
+    async def flush(self) -> None:
+        """Pass on at once what is pending: calls that are made after this come behind it."""
+        news, self._pending = self._pending, {}
+        if not news:
+            return
+        try:
+            await self._call(news)
+        except Exception:
+            log.warning("reader_news_lost", num_reqs=len(news), exc_info=True)

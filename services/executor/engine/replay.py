@@ -16,7 +16,7 @@ from vllm.v1.engine.logprobs import LogprobsProcessor
 from vllm.v1.outputs import LogprobsLists
 from vllm.v1.request import Request, RequestStatus
 
-from services.executor.engine.collector import Reporting, ending_of
+from services.executor.engine.collector import Reporting, ending_of, tool_calls_of
 from services.executor.engine.logprobs import token_logprobs
 from services.executor.prompts.resumption import malformed
 from services.executor.types import Delta, RejectedError, Said, Token
@@ -98,11 +98,12 @@ class Replay:
         return token_logprobs(id, known[-1], 0)
 
     def _ending(self, reason: str, stop_string: str | None) -> Delta:
-        parser = self._reporting.parser
+        parser, ending = self._reporting.parser, ending_of(reason, self._reporting)
         return Delta(
             (),
-            ending_of(reason, self._reporting),
+            ending,
             num_reasoning_tokens=parser.num_reasoning_tokens if parser is not None else None,
             num_cached_tokens=self._reporting.num_cached_tokens or 0,
             stop_string=stop_string or "",
+            tool_calls=tool_calls_of(ending, self._reporting),
         )

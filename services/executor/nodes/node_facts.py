@@ -30,6 +30,7 @@ OF_THE_NODE = frozenset(
         "otlp_traces_endpoint",
         "planner_address",
         "run_log",
+        "kv_retention_tools_s",
         "tls_cert_file",
         "tls_key_file",
         "tls_ca_file",

@@ -1,7 +1,7 @@
 """One answer's text as content, reasoning and calls of functions, step by step."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm.entrypoints.generate.base.protocol import DeltaMessage
@@ -14,7 +14,7 @@ from vllm.parser import Parser
 from vllm.renderers.chat_utils import make_tool_call_id
 
 from services.executor.types import Said
-from services.generation.conversation import ToolCallPart
+from services.generation.conversation import ToolCall, ToolCallPart
 
 
 class AnswerParser:
@@ -47,6 +47,14 @@ class AnswerParser:
         """Return whether the answer calls functions of the model's own choice."""
         is_named = isinstance(self._request.tool_choice, ChatCompletionNamedToolChoiceParam)
         return bool(self._calls) and not is_named
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Return the calls of functions so far."""
+        return tuple(
+            ToolCall(id=call.id, name=call.name, arguments="".join(call.arguments))
+            for call in self._calls.values()
+        )
 
     @property
     def num_reasoning_tokens(self) -> int | None:
@@ -104,13 +112,15 @@ class AnswerParser:
         else:
             id = ""
         function = call.function
-        name = (function.name or "") if function is not None and not known.has_name else ""
-        known.has_name = known.has_name or bool(name)
+        name = (function.name or "") if function is not None and not known.name else ""
+        known.name = known.name or name
         arguments = (function.arguments or "") if function is not None else ""
+        known.arguments.append(arguments)
         return ToolCallPart(call.index, id, name, arguments)
 
 
 @dataclass(slots=True)
 class _Call:
     id: str
-    has_name: bool = False
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)  # parts

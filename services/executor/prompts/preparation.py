@@ -41,6 +41,7 @@ from services.executor.prompts.sampling import (
 )
 from services.executor.settings import ExecutorSettings
 from services.executor.types import (
+    LOWEST_PRIORITY,
     PreparedRequest,
     RejectCode,
     RejectedError,
@@ -106,7 +107,9 @@ class Preparation:
         """
         submission = submissions[0]
         if submission.priority and not self._has_priorities:
-            raise RejectedError(NO_PRIORITIES)
+            if submission.priority != LOWEST_PRIORITY:
+                raise RejectedError(NO_PRIORITIES)
+            submission = replace(submission, priority=0)
         if submission.resume is not None:
             size = self._llm.model_config.get_vocab_size()
             check_ids(submission.resume, vocabulary_size=size)
@@ -279,7 +282,8 @@ def _reads_from_first(submission: Submission, parsed: ParsedChat | None) -> bool
     """Return whether an answer is read from its first token on; else its parser says from where,
     if at all.
     """
-    return parsed is None and submission.sampling.structured_outputs is None
+    is_for_reader = submission.priority != LOWEST_PRIORITY
+    return is_for_reader and parsed is None and submission.sampling.structured_outputs is None
 
 
 def _rejected(field: str, error: Exception | str) -> RejectedError:

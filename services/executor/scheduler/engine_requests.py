@@ -40,3 +40,10 @@ class EngineRequests:
     @property
     def num_places(self) -> int:
         return max(0, self._scheduler.max_num_active_reqs - len(self._scheduler.running))
+
+
+def told_length(request: Request) -> int:
+    """Return how many tokens an answer has, for what others will have; 0 says nothing of those:
+    it may have one token only.
+    """
+    return 0 if request.max_tokens == 1 else int(request.num_output_tokens)

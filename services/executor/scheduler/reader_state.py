@@ -190,6 +190,11 @@ class ReaderStateMixin(VllmScheduler):
         """Return what an output is to say of the KV that is kept of its request."""
         return {}
 
+    def keep_turns(self, turns: dict[str, float]) -> None:
+        """Keep the KV of requests that end with tool calls for so many seconds, by the engine's
+        request ids.
+        """
+
     def release_session(self, account: str, session_id: str) -> int:
         """Keep nothing for an account's session any more; return the tokens that were."""
         return 0

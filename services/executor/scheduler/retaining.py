@@ -1,6 +1,10 @@
-"""What of requests' KV stays in the prefix cache because their clients asked for it."""
+"""What of requests' KV stays in the prefix cache because their clients asked for it, or because the
+answer ended with a tool call.
+"""
 
-from collections.abc import Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +14,13 @@ from services.control.prefix_cache import num_complete
 from services.control.retention import RetentionBudget
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.kv_options import KVOptions
-from services.executor.request_tag import KeptTokens, kept_of, retained_to_params
+from services.executor.request_tag import (
+    KeptTokens,
+    ToolTurn,
+    kept_of,
+    retained_to_params,
+    tool_turn_of,
+)
 from services.generation.retention import (
     RejectedRetention,
     Retained,
@@ -18,26 +28,40 @@ from services.generation.retention import (
     RetentionStatus,
 )
 
+MAX_ENDED_TURNS = 256  # of which the front may still say that they ended with a tool call
 UNTOLD = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
+
+
+@dataclass(frozen=True, slots=True)
+class _EndedTurn:
+    """What a request that may call tools leaves in the cache."""
+
+    turn: ToolTurn
+    keys: Sequence[Any]  # of its full blocks
+    num_tokens: int  # that have KV
 
 
 class Retaining:
     """Answers hints twice: about the prompt with the first token, about all at the end.
 
     The first answer is for clients whose answer ends in the front, by a stop string; the scheduler
-    hears of that end later.
+    hears of that end later. That an answer has ended with a tool call is known to the front alone,
+    which says so behind the end, or ahead of it where it ends the answer itself.
     """
 
     def __init__(self, owner: BlockOwner, options: KVOptions) -> None:
         self._owner, self._options = owner, options
-        self._retention = owner.host.cache.retention
+        self._retention, self._awaited = owner.host.cache.retention, owner.host.cache.awaited
         self._begun: set[str] = set()  # requests whose prompt was answered for
         self._told: dict[str, dict[str, Any]] = {}  # of requests that end with this step
+        self._ended_turns: OrderedDict[str, _EndedTurn] = OrderedDict()
+        self._awaited_s: dict[str, float] = {}  # live requests that end with a tool call
 
     def advance(self, now_s: float) -> None:
         """Let end what was retained until now, before a step."""
         self._told.clear()
         self._retention.advance(now_s)
+        self._awaited.advance(now_s)
 
     def begun(self, request: Request, now_s: float) -> dict[str, Any]:
         """Return what an output with tokens of a request that goes on is to carry."""
@@ -48,15 +72,51 @@ class Retaining:
 
     def ended(self, request: Request, now_s: float) -> None:
         """Retain what is asked for of a request whose KV is about to be freed."""
+        num_tokens = min(request.num_computed_tokens, request.num_tokens - 1)  # of the last no KV
+        self._note_turn(request, num_tokens, now_s)
         kept = _kept(request)
         if kept is None:
             return
         self._begun.discard(request.request_id)
-        num_tokens = min(request.num_computed_tokens, request.num_tokens - 1)  # of the last no KV
         retained = self._retain(request, kept, num_tokens, now_s)
         self._owner.counters.count_retention(retained.status.value)
         if request.status not in UNTOLD:
             self._told[request.request_id] = retained_to_params(retained)
+
+    def _note_turn(self, request: Request, num_tokens: int, now_s: float) -> None:
+        awaited_s = self._awaited_s.pop(request.request_id, None)
+        params = request.sampling_params
+        turn = tool_turn_of(params and params.extra_args)
+        if turn is None or self._why_not(request, num_tokens) is not None:
+            return
+        ended = _EndedTurn(turn, request.block_hashes, num_tokens)
+        if awaited_s is not None:
+            self._keep_turn(ended, now_s + awaited_s)
+            return
+        self._ended_turns[request.request_id] = ended
+        if len(self._ended_turns) > MAX_ENDED_TURNS:
+            self._ended_turns.popitem(last=False)
+
+    def keep_turns(self, turns: Mapping[str, float], live: Container[str], now_s: float) -> None:
+        """Keep what the next turns begin with, for so many seconds each from now on: these requests
+        end with tool calls. Those in `live` have not ended yet.
+        """
+        self._retention.advance(now_s)
+        self._awaited.advance(now_s)
+        for request_id, seconds in turns.items():
+            if (ended := self._ended_turns.pop(request_id, None)) is not None:
+                self._keep_turn(ended, now_s + seconds)
+            elif request_id in live:
+                self._awaited_s[request_id] = seconds
+
+    def _keep_turn(self, ended: _EndedTurn, until_s: float) -> None:
+        """Keep a turn as far as the account's budget goes beside what it asked for."""
+        turn, block_size = ended.turn, self._owner.geometry.block_size
+        num_full = min(turn.end or ended.num_tokens, ended.num_tokens) // block_size
+        columns = [(key, until_s) for key in ended.keys[:num_full]]
+        cache, budget = self._owner.host.cache, self._budget
+        num_held = cache.retain_awaited(turn.account, turn.session_id, columns, budget)
+        self._owner.counters.num_kept_tool_turns += num_held > 0
 
     def told(self, request_id: str) -> dict[str, Any]:
         """Return what the last output of a request that has ended is to carry."""
@@ -64,7 +124,18 @@ class Retaining:
 
     def release(self, account: str, session_id: str) -> int:
         """Retain nothing for a session any more; return how many tokens it retained."""
-        return self._retention.release(account, session_id) * self._owner.geometry.block_size
+        keys = {
+            *self._retention.keys_of(account, session_id),
+            *self._awaited.keys_of(account, session_id),
+        }
+        self._retention.release(account, session_id)
+        self._awaited.release(account, session_id)
+        return len(keys) * self._owner.geometry.block_size
+
+    def forget_all(self) -> None:
+        """Let no request begin with what was computed until now, nor let any of it be retained."""
+        self._ended_turns.clear()
+        self._owner.forget_prefixes()
 
     def _retain(
         self, request: Request, kept: KeptTokens, num_tokens: int, now_s: float
@@ -78,7 +149,8 @@ class Retaining:
         ends = [min((end or num_tokens) // block_size, num_full) for end, _ in kept.spans]
         seconds = [one for _, one in kept.spans]
         columns = list(_columns(request.block_hashes, ends, seconds, now_s))
-        num_held = self._retention.hold(kept.account, kept.session_id, columns, self._budget)
+        cache, budget = self._owner.host.cache, self._budget
+        num_held = cache.retain(kept.account, kept.session_id, columns, budget)
         spans = tuple(
             RetainedSpan(end=min(end, num_held) * block_size, retention_s=one)
             for (before, end), one in zip(pairwise([0, *ends]), seconds, strict=True)

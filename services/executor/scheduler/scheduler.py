@@ -39,6 +39,7 @@ from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.kv_options import KVOptions, check_supported, computes_prompts_whole
 from services.executor.plugin.connector import LayerwiseConnector
 from services.executor.scheduler.coordinator import LayerwiseCoordinator
+from services.executor.scheduler.engine_requests import told_length
 from services.executor.scheduler.line_control import LineControl
 from services.executor.scheduler.planner_client import planner_of
 from services.executor.scheduler.reader_state import ReaderStateMixin
@@ -321,12 +322,12 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
 
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """Let no request begin with what was computed until now, nor with what follows from it."""
-        self.block_owner.forget_prefixes()
+        self.retaining.forget_all()
         return bool(super().reset_prefix_cache(*args, **kwargs))
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         aborted = request.status == RequestStatus.FINISHED_ABORTED
-        self.loop.ended(num_output_tokens=None if aborted else request.num_output_tokens)
+        self.loop.ended(num_output_tokens=None if aborted else told_length(request))
         self.retaining.ended(request, time.monotonic())  # while its columns are there
         return super()._free_request(request, *args, **kwargs)
 
@@ -338,13 +339,15 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
             return self.retaining.told(request_id)
         return self.retaining.begun(request, now_s)
 
+    def keep_turns(self, turns: dict[str, float]) -> None:
+        self.retaining.keep_turns(turns, self.requests, time.monotonic())
+
     def release_session(self, account: str, session_id: str) -> int:
         return self.retaining.release(account, session_id)
 
     @property
     def num_cached_tokens(self) -> int:
-        owner = self.block_owner
-        return owner.host.cache.num_columns * owner.geometry.block_size
+        return self.block_owner.host.cache.num_columns * self.block_owner.geometry.block_size
 
     @property
     def host_use(self) -> dict[str, Any]:

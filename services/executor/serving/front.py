@@ -12,8 +12,10 @@ import structlog
 from services.executor.metrics import DEPOSITED_TOKENS, LIVE_REQUESTS, STREAMS
 from services.executor.observation import EngineObservation
 from services.executor.serving.load import Newcomers, load_of
+from services.executor.serving.next_prefixes import NextPrefixes
 from services.executor.serving.progress import NoProgress, ProgressSink
 from services.executor.serving.session import Admission, Gateway, GenerationEngine, Session
+from services.executor.serving.tool_waits import ToolWaits
 from services.executor.serving.watch import watch
 from services.executor.types import (
     EngineLoad,
@@ -39,9 +41,6 @@ class ServedEngine(GenerationEngine, Protocol):
     """What the front needs of an engine; see `services.executor.engine.engine.Engine`."""
 
     def load(self) -> EngineLoad: ...
-    async def tokenize(
-        self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
-    ) -> Tokenization: ...
     async def detokenize(self, ids: Sequence[int], *, fair_key: str) -> str: ...
     async def release_session(self, account: str, session_id: str) -> int: ...
     async def observe(self) -> EngineObservation: ...
@@ -82,6 +81,14 @@ class Front:
         self._sessions: set[Session] = set()
         self._newcomers = Newcomers(clock.monotonic_s)
         self._request_ended = asyncio.Event()
+        self._next_prefixes = NextPrefixes(self._is_idle)
+        self._admission = Admission(
+            self._why_not,
+            self._request_ended.set,
+            self._newcomers,
+            ToolWaits(clock.monotonic_s),
+            self._next_prefixes,
+        )
         self._over = asyncio.Event()  # nothing will be generated any more
         LIVE_REQUESTS.set_function(lambda: self.num_live)
         DEPOSITED_TOKENS.set_function(lambda: self.num_deposited)
@@ -93,6 +100,15 @@ class Front:
     @property
     def num_deposited(self) -> int:
         return sum(session.num_deposited for session in list(self._sessions))
+
+    def _is_idle(self) -> bool:
+        """Return whether no request waits: for its first token, or for its turn; False where a
+        prefix that is computed would be found by none.
+        """
+        if self._state is not FrontState.SERVING or self._newcomers.num_reqs:
+            return False
+        caches = self.engine.model_info(self.model_id).caches_prefixes
+        return caches and not self.load().num_waiting_reqs
 
     def serve(self, engine: ServedEngine) -> None:
         """Take requests from now on."""
@@ -165,11 +181,12 @@ class Front:
         return names
 
     def held(self) -> frozenset[str]:
-        """Return the engine's ids of the requests that sessions await output of."""
-        return frozenset(self._request_ids())
+        """Return the engine's ids of the requests that output is awaited of."""
+        return frozenset(self._request_ids()) | self._next_prefixes.engine_ids
 
     def lose(self, engine_ids: Collection[str]) -> None:
         """End requests that the engine does not have any more with a retryable failure."""
+        self._next_prefixes.lose(engine_ids)
         for session in list(self._sessions):
             session.lose(engine_ids)
 
@@ -188,7 +205,7 @@ class Front:
             engine,
             gateway=Gateway(gateway_id, epoch),
             progress=self._progress,
-            admission=Admission(self._why_not, self._request_ended.set, self._newcomers),
+            admission=self._admission,
             tracing=self._tracing,
         )
         self._sessions.add(session)
@@ -276,6 +293,7 @@ class Front:
 
     def _end_sessions(self) -> None:
         self._over.set()
+        self._next_prefixes.stop()
         for session in self._sessions:
             session.fail_all(self._state.value)
             session.end(UnavailableError(self._state.value))

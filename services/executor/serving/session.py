@@ -8,9 +8,9 @@ from typing import Protocol
 
 import structlog
 
-from services.executor.engine.collector import DeltaSink
 from services.executor.metrics import FRAME_TOKENS, FRAMES, REQUESTS
 from services.executor.serving.load import Newcomers
+from services.executor.serving.next_prefixes import NextPrefixes, PrefixEngine, answer_of
 from services.executor.serving.progress import ProgressSink, status_after
 from services.executor.serving.request_trace import RequestTrace
 from services.executor.serving.step_stream import Acceptance, Frame, StepStream
@@ -19,6 +19,7 @@ from services.executor.serving.streamed_request import (
     echoed_prompt,
     result_label,
 )
+from services.executor.serving.tool_waits import ToolWaits
 from services.executor.types import (
     Delta,
     Ending,
@@ -29,6 +30,7 @@ from services.executor.types import (
     Rejection,
     Submission,
 )
+from services.generation.conversation import ToolCall
 from services.generation.finish import FinishReason
 from services.generation.lifecycle import RequestStatus
 from services.kit.rpc import bind_request_id
@@ -45,17 +47,15 @@ DUPLICATE = Rejection(code=RejectCode.DUPLICATE, message="a live request has the
 INTERNAL = Rejection(code=RejectCode.INTERNAL, message="internal error")
 
 
-class GenerationEngine(Protocol):
+class GenerationEngine(PrefixEngine, Protocol):
     """What a session needs of an engine; see `services.executor.engine.engine.Engine`."""
 
-    async def prepare(self, submissions: Sequence[Submission]) -> list[PreparedRequest]: ...
-    async def add(self, prepared: PreparedRequest, sink: DeltaSink) -> None: ...
-    def abort(self, engine_ids: Sequence[str]) -> None: ...
     def deliver(self, engine_id: str, num_delivered: int) -> None: ...
     def turn(self, engine_id: str, index: int, *, reads: bool) -> None: ...
     def hold(self, engine_id: str, held: bool) -> None: ...
     def num_steps(self) -> int: ...
     def repace(self, engine_id: str, service_level: ServiceLevel) -> None: ...
+    def keep_turn(self, engine_id: str, seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,8 @@ class Admission:
     why_not: Callable[[Sequence[Submission]], Rejection | None]  # None: all may come in
     ended: Callable[[], None]  # called for each one that came in
     newcomers: Newcomers
+    tool_waits: ToolWaits
+    next_prefixes: NextPrefixes
 
 
 class Session:
@@ -134,6 +136,8 @@ class Session:
         if rejection := self._why_not(submissions, request_ids):
             self.reject(request_ids, rejection)
             return
+        self._admission.next_prefixes.stop()
+        self._admission.tool_waits.arrived(submissions[0])
         answers = [self._enter(submission) for submission in submissions]
         self._live |= dict(zip(request_ids, answers, strict=True))
         task = asyncio.create_task(self._start(answers), name=f"start-{request_ids[0]}")
@@ -151,7 +155,10 @@ class Session:
         trace = RequestTrace(submission, self._tracing)
         submission = replace(submission, trace=trace.context)
         interval_s = release_interval_s(submission.service_level)
-        return StreamedRequest(submission=submission, trace=trace, interval_s=interval_s)
+        answer = answer_of(submission)
+        return StreamedRequest(
+            submission=submission, trace=trace, interval_s=interval_s, answer=answer
+        )
 
     def _is_taken(self, request_id: str) -> bool:
         return request_id in self._live or self._stream.knows(request_id)
@@ -227,18 +234,31 @@ class Session:
             live.num_awaited = 0
         self._push(live, delta)
         self._note(live, status_after(delta, live.num_generated))
+        if delta.tool_calls:
+            self._keep_turn(live, delta.tool_calls)
         if delta.ending is not None:
             self._end(live, delta.ending)
+            if live.answer is not None:
+                self._admission.next_prefixes.ended(
+                    self._engine, live.submission, live.answer, delta
+                )
 
     def _push(self, live: StreamedRequest, delta: Delta) -> None:
         self._stream.push(live.submission.request_id, delta, prompt=live.echo(delta))
-        live.num_generated += len(delta.tokens)
+        live.take(delta)
 
     def _note_turn(self, live: StreamedRequest, delta: Delta) -> None:
         """Tell the scheduler where an answer begins to be read, or is not any more."""
         if delta.tokens and delta.tokens[0].is_read is not live.reads:
             live.reads = not live.reads
             self._engine.turn(live.engine_id, live.num_generated, reads=live.reads)
+
+    def _keep_turn(self, live: StreamedRequest, calls: Sequence[ToolCall]) -> None:
+        """Have the KV of an answer that ends with calls kept until their results are likely to
+        have come.
+        """
+        seconds = self._admission.tool_waits.ended(live.submission, calls)
+        self._engine.keep_turn(live.engine_id, seconds)
 
     def _note(self, live: StreamedRequest, status: RequestStatus) -> None:
         self._progress.note(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from services.executor.serving.next_prefixes import AnswerSoFar
 from services.executor.serving.request_trace import RequestTrace
 from services.executor.types import Delta, Ending, Failure, PreparedRequest, Submission
 from services.generation.logprobs import EchoedPrompt
@@ -20,6 +21,13 @@ class StreamedRequest:
     reads: bool = True  # the scheduler takes the tokens to come for text that is read
     interval_s: float = 0.0  # between two tokens, as its reader reads them; 0: no pace is known
     num_awaited: int = 0  # tokens to be computed until it has a new one; 0: it has
+    answer: AnswerSoFar | None = None  # where what the next turn begins with is to be computed
+
+    def take(self, delta: Delta) -> None:
+        """Take in a step of its answer."""
+        self.num_generated += len(delta.tokens)
+        if self.answer is not None:
+            self.answer.take(delta.tokens)
 
     @property
     def num_deposited(self) -> int:

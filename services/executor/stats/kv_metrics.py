@@ -36,6 +36,7 @@ GAUGES = {
     "num_quarantined_slots": "Host slots that a hung copy may still write.",
     "num_cached_columns": "Blocks of all layers in the prefix cache, on the host.",
     "num_retained_columns": "Blocks of all layers that clients asked to keep, on the host or not.",
+    "num_awaited_columns": "Blocks of all layers kept for turns that wait for their tools.",
     "num_left_blocks": "Free pool blocks whose KV is found if it is wanted before they are.",
     "num_duplicate_blocks": "Pool blocks that would be free if requests shared all that they can.",
     "num_trunks": "Parts of prompts that requests share in the pool.",

@@ -59,6 +59,7 @@ class Residencies:
     num_quarantined_slots: int = 0
     num_cached_columns: int = 0  # of the prefix cache, those of live requests included
     num_retained_columns: int = 0  # that clients asked to keep, on the host or not
+    num_awaited_columns: int = 0  # kept for turns that wait for their tools, on the host or not
     num_left_blocks: int = 0  # free ones of the pool, whose KV may be found
     num_duplicate_blocks: int = 0  # of the pool, whose KV another holder's have too
     num_trunks: int = 0  # parts that several requests have once

@@ -73,6 +73,7 @@ AskingT = TypeVar("AskingT", bound=SampledBody)
 MadeT = TypeVar("MadeT")
 
 VERSION = "0.1.0"  # of pyproject.toml
+NEXT_PREFIX = "evenflow.next_prefix"
 MIN_BODY_LIMIT_BYTES = 1 << 20
 BODY_BYTES_PER_CONTEXT_TOKEN = 16
 
@@ -267,11 +268,23 @@ class ApiRoutes:
         """Return requests of which the chat template sees every option, unless the body is strict:
         then the executor refuses the others.
         """
+        self._check_next_prefix(request, body)
         prompt = asked[0].prompt
         if body.evenflow.strict or not isinstance(prompt, ChatPrompt):
             return asked
         seen = self._seen_prompt(request, body.model, prompt)
         return asked if seen is prompt else [replace(one, prompt=seen) for one in asked]
+
+    def _check_next_prefix(self, request: Request, body: SampledBody) -> None:
+        """Have the response's header say that no prefix is computed ahead where none is cached.
+        Raises InvalidRequestError instead if the body is strict.
+        """
+        if not body.evenflow.next_prefix or self._dispatcher.caches_prefixes(body.model):
+            return
+        if body.evenflow.strict:
+            message = f"{NEXT_PREFIX}: the model's prefixes are not cached"
+            raise InvalidRequestError(message, field=NEXT_PREFIX)
+        request.scope[IGNORED_PARAMETERS].add(NEXT_PREFIX)
 
     def _seen_prompt(self, request: Request, model: str, prompt: ChatPrompt) -> ChatPrompt:
         """Return a conversation without the options that the chat template would not see; their

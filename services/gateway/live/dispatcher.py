@@ -136,6 +136,13 @@ class Dispatcher:
         infos = (info for info in self.models() if info.model == model)
         return next((info.template_variables for info in infos), frozenset())
 
+    def caches_prefixes(self, model: str) -> bool:
+        """Return whether requests to `model` may begin with what earlier ones left; True where
+        nothing is known of it.
+        """
+        infos = [info for info in self.models() if info.model == model]
+        return not infos or any(info.caches_prefixes for info in infos)
+
     @asynccontextmanager
     async def generate(self, request: GenerationRequest) -> AsyncIterator[Generation]:
         """Like `generate_all`, for one request."""

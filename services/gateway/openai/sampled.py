@@ -87,6 +87,7 @@ class ServiceLevelBody(StrictBody):
     release: Literal["paced", "at_once", "smooth"] | None = None
     max_in_hand_s: InHandS = None
     retention_s: RetentionS = None  # for so long, from its end, the request's KV is kept
+    next_prefix: bool = False  # what the next turn begins with is computed ahead of it
     resumable: bool = False  # a reader that has left may take the stream up again
     strict: bool = False  # refuse what has no effect
 
@@ -265,8 +266,8 @@ def _service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> Serv
 
 
 def _retention(body: SampledBody, headers: Mapping[str, str]) -> RetentionHint | None:
-    """Return what is to be kept, and for which session; None if nothing is. Raises
-    InvalidRequestError for a session's name in the header that is too long.
+    """Return what is to be kept, or computed ahead, and for which session; None if none is stated.
+    Raises InvalidRequestError for a session's name in the header that is too long.
     """
     session = body.session_id or headers.get(SESSION_HEADER, "")
     if len(session) > MAX_SESSION_ID_LENGTH:
@@ -275,9 +276,11 @@ def _retention(body: SampledBody, headers: Mapping[str, str]) -> RetentionHint |
     of_cache = SECONDS_BY_RETENTION.get(body.prompt_cache_retention or "", 0.0)
     whole_s = max(body.evenflow.retention_s or 0.0, of_cache)
     marks = without_needless([*body.retention_marks(), RetentionMark(retention_s=whole_s)])
-    if not marks:
+    session = session or body.prompt_cache_key
+    next_prefix = body.evenflow.next_prefix
+    if not (session or marks or next_prefix):
         return None
-    return RetentionHint(session_id=session or body.prompt_cache_key, marks=marks)
+    return RetentionHint(session_id=session, marks=marks, next_prefix=next_prefix)
 
 
 def _seconds(milliseconds: float | None) -> float | None:

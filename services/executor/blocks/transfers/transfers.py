@@ -199,6 +199,7 @@ class Transfers:
             num_quarantined_slots=owner.quarantine.num_slots,
             num_cached_columns=owner.host.cache.num_columns,
             num_retained_columns=owner.host.cache.num_retained_columns,
+            num_awaited_columns=owner.host.cache.num_awaited_columns,
             num_left_blocks=owner.blocks.num_left,
             num_duplicate_blocks=owner.num_duplicate_blocks(),
             num_trunks=len(owner.trunks.all),

@@ -16,7 +16,7 @@ from services.executor.engine.collector import (
 )
 from services.executor.request_tag import retained_to_params, to_transfer_params
 from services.executor.types import Delta, Failure, Said, Token
-from services.generation.conversation import ToolCallPart
+from services.generation.conversation import ToolCall, ToolCallPart
 from services.generation.finish import FinishReason
 from services.generation.logprobs import Logprob, TokenLogprobs
 from services.generation.retention import Retained, RetainedSpan, RetentionStatus
@@ -212,6 +212,9 @@ def test_a_prompt_is_scored_from_its_second_token_on() -> None:
     )
 
 
+CALL = ToolCall(id="c", name="f", arguments="{}")
+
+
 @dataclass
 class FakeParser:
     """Reads a step as thoughts and a call of the model's choice, but not "?"."""
@@ -219,6 +222,7 @@ class FakeParser:
     chose_calls: bool = False
     num_reasoning_tokens: int = 0
     is_read: bool = False
+    tool_calls = (CALL,)
 
     def parse(self, text: str, token_ids: Sequence[int], *, is_last: bool) -> Said:
         if text == "?":
@@ -240,13 +244,16 @@ def test_what_a_parser_reads_belongs_to_the_last_token_of_its_step() -> None:
         (Token(7, "", reasoning="b 1", tool_calls=call, is_read=False),),
         FinishReason.TOOL_CALLS,
         num_reasoning_tokens=3,
+        tool_calls=(CALL,),
     )
 
 
 def test_an_answer_with_calls_that_is_cut_short_says_so() -> None:
     reporting = Reporting(parser=FakeParser(chose_calls=True))
 
-    assert to_delta(make_output(finish_reason="length"), reporting).ending is FinishReason.LENGTH
+    cut = to_delta(make_output(finish_reason="length"), reporting)
+
+    assert (cut.ending, cut.tool_calls) == (FinishReason.LENGTH, ())
 
 
 @pytest.mark.logs("answer_not_read")

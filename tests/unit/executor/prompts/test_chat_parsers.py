@@ -106,6 +106,8 @@ def read(parsed: ParsedChat, text: str) -> tuple[Said, bool]:
         "".join(step.reasoning for step in said),
         tuple(calls.values()),
     )
+    told = [(call.id, call.name, call.arguments) for call in whole.tool_calls]
+    assert [(call.id, call.name, call.arguments) for call in parser.tool_calls] == told
     return whole, parser.chose_calls
 
 

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from services.executor.engine.collector import DeltaSink
@@ -15,6 +16,7 @@ from services.executor.serving.accounts import Accounts
 from services.executor.serving.front import Front
 from services.executor.serving.session import Session
 from services.executor.serving.step_stream import Acceptance, Frame
+from services.executor.serving.tool_waits import DEFAULT_WAIT_S
 from services.executor.types import (
     Delta,
     EngineLoad,
@@ -29,10 +31,12 @@ from services.executor.types import (
     Submission,
     Token,
 )
+from services.generation.conversation import ChatMessage, ToolCall
 from services.generation.finish import FinishReason
 from services.generation.lifecycle import RequestStatus
 from services.generation.logprobs import EchoedPrompt, Logprob, TokenLogprobs
 from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, TokenizeOptions
+from services.generation.retention import RetentionHint
 from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
 from services.pacing.types import ServiceLevel
 from services.placement.types import RequestPhase
@@ -72,13 +76,13 @@ class FakeEngine:
     num_prepared: int = 0
     fair_keys: list[str] = field(default_factory=list)  # of those that detokenised
     turns: list[tuple[str, int, bool]] = field(default_factory=list)
+    kept_turns: list[tuple[str, float]] = field(default_factory=list)
     reads: bool = True  # answers, from their first tokens on
     steps: int = 0
 
     async def prepare(self, submissions: Sequence[Submission]) -> list[PreparedRequest]:
         prompt = submissions[0].prompt
-        assert isinstance(prompt, TextPrompt)
-        match prompt.text:
+        match prompt.text if isinstance(prompt, TextPrompt) else "":
             case "slow":
                 await self.render_gate.wait()
             case "long":
@@ -127,6 +131,9 @@ class FakeEngine:
     def hold(self, engine_id: str, held: bool) -> None:
         self.holds.append((engine_id, held))
 
+    def keep_turn(self, engine_id: str, seconds: float) -> None:
+        self.kept_turns.append((engine_id, seconds))
+
     def num_steps(self) -> int:
         return self.steps
 
@@ -144,7 +151,8 @@ class FakeEngine:
     async def tokenize(
         self, prompt: TextPrompt | ChatPrompt, options: TokenizeOptions
     ) -> Tokenization:
-        assert isinstance(prompt, TextPrompt)
+        if isinstance(prompt, ChatPrompt):
+            return Tokenization(ids=PROMPT_IDS, max_model_len=8)
         if prompt.text == "long":
             raise RejectedError(TOO_LONG)
         return Tokenization(ids=tuple(map(ord, prompt.text)), max_model_len=8)
@@ -154,7 +162,8 @@ class FakeEngine:
         return "".join(map(chr, ids))
 
     def model_info(self, model_id: str) -> ModelInfo:
-        raise NotImplementedError
+        sizes = {field.name: 1 for field in fields(ModelInfo) if field.type is int}
+        return ModelInfo(model=model_id, dtype="float32", caches_prefixes=True, **sizes)
 
 
 @dataclass
@@ -468,6 +477,78 @@ async def test_progress_follows_a_request(
         ("a", 1, RequestStatus.DECODING),
         ("a", 2, RequestStatus.FINISHED),
     ]
+
+
+async def test_an_answer_that_ends_with_calls_is_kept_and_its_tools_time_is_measured(
+    session: Session, engine: FakeEngine
+) -> None:
+    call = ToolCall(id="c0", name="look-up", arguments="{}")
+    turns = (ChatMessage(role="user", content="Rain?"),)
+    session.submit([make_submission("a", prompt=ChatPrompt(turns))])
+    await settle()
+    engine.sinks["a-x"](Delta((Token(1, "t"),), FinishReason.TOOL_CALLS, tool_calls=(call,)))
+
+    assert engine.kept_turns == [("a-x", DEFAULT_WAIT_S)]
+    assert num_waits("look-up") == 0
+
+    turns += (
+        ChatMessage(role="assistant", content="", tool_calls=(call,)),
+        ChatMessage(role="tool", content="No.", tool_call_id="c0"),
+    )
+    session.submit([make_submission("b", prompt=ChatPrompt(turns))])
+    await settle()
+    engine.generate("b", 1, ending=FinishReason.STOP)
+
+    assert num_waits("look-up") == 1
+    assert len(engine.kept_turns) == 1
+
+
+async def test_a_next_prefix_is_computed_once_nothing_waits_and_is_no_request_of_a_gateway(
+    session: Session, front: Front, engine: FakeEngine, progress: RecordedProgress
+) -> None:
+    prompt = ChatPrompt((ChatMessage(role="user", content="Rain?"),))
+    hint = RetentionHint(next_prefix=True)
+    session.submit([make_submission("a", prompt=prompt, retention=hint)])
+    await settle()
+    engine.generate("a", 1, 2, ending=FinishReason.STOP)
+    notes = len(progress.notes)
+    await settle()
+
+    assert set(engine.sinks) == front.held() == {"next-a-x"}
+    assert (front.num_live, front.num_deposited) == (0, 0)
+    assert front.load_for_gateways().num_newcomers == 0
+    assert len(progress.notes) == notes
+
+    await submit(session, "b")  # whatever comes is more urgent
+    await settle()
+    assert set(engine.sinks) == {"b-x"}
+
+    session.submit([make_submission("c", prompt=prompt, retention=hint)])
+    await settle()
+    engine.generate("c", 1, ending=FinishReason.STOP)
+    await settle()
+    assert set(engine.sinks) == {"b-x"}  # which waits for its first token
+    assert front.held() == {"b-x"}
+
+
+async def test_what_a_next_prefix_needs_is_let_go_of_with_the_engine(
+    session: Session, front: Front, engine: FakeEngine
+) -> None:
+    prompt = ChatPrompt((ChatMessage(role="user", content="Rain?"),))
+    hint = RetentionHint(next_prefix=True)
+    session.submit([make_submission("a", prompt=prompt, retention=hint)])
+    await settle()
+    engine.generate("a", 1, ending=FinishReason.STOP)
+    await settle()
+    front.lose(["next-a-x"])
+    await settle()
+
+    assert not front.held()
+
+
+def num_waits(tool: str) -> float:
+    name = "evenflow_executor_tool_wait_seconds_count"
+    return REGISTRY.get_sample_value(name, {"tool": tool}) or 0.0
 
 
 async def test_the_deposit_is_what_was_generated_and_not_delivered(
