@@ -78,14 +78,14 @@ REGIMES = (
         device="rtx-4090",
         lengths=(constant_length(8_000), constant_length(300)),
         rate_per_s=0.2,
-        window_s=300.0,
+        window_s=200.0,
     ),
     Regime(
         model="llama-3-8b",
         device="h100",
         lengths=(constant_length(24_000), constant_length(800)),
         rate_per_s=0.4,
-        window_s=300.0,
+        window_s=200.0,
     ),
 )
 

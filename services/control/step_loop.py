@@ -49,9 +49,9 @@ class StepLoop:
         self.planning = Planning(options, engine, planner, self.ledger, self.counts)
         self.admission: Admission[Any, Any] | None = None
         self.shares: FairShares | None = None  # of fairness ids; None: they have none
-        if options.fairness_half_life_s:
-            self.shares = FairShares(options.fairness_half_life_s)
         if policy is not None:
+            if options.fairness_half_life_s:
+                self.shares = FairShares(options.fairness_half_life_s)
             self.admission = Admission(policy, order, self.ledger, self.meter, self.shares)
         self.begun_s = 0.0  # of the newest step: the scheduler's turn
         self._now_s = now_s
