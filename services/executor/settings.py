@@ -138,7 +138,7 @@ class ExecutorSettings(ServiceSettings):
     # `vllm` switches layer-wise KV off; those that place layers need it.
     policy: PolicyName | None = None
     shadow_policy: PolicyName | None = None  # only compared with the policy that acts
-    # Fairness ids (docs/who-runs.md) have equal shares of the KV pool; only under `evenflow`.
+    # Fairness ids have equal shares of the KV pool; under `evenflow` only.
     fairness: bool = Field(default=False, validate_default=True)
     fairness_half_life_s: float = Field(default=300.0, gt=0)  # of what an id has attained
     run_log: Path | None = None  # file that each run decision is appended to, with its input
