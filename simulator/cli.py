@@ -172,6 +172,9 @@ def simulate(
     less_urgent: Annotated[
         float, typer.Option(min=0, max=1, help="share of requests of priority 1")
     ] = 0.0,
+    fairness_half_life_s: Annotated[
+        float, typer.Option(min=0, help="a trace's fairness ids have shares; 0: none")
+    ] = 0.0,
     prefix_caching: Annotated[
         bool, typer.Option(help="requests begin with what others left, or have in the pool")
     ] = True,
@@ -225,6 +228,7 @@ def simulate(
             slo_scale=scale,
             seed=seed,
             prefix_caching=prefix_caching,
+            fairness_half_life_s=fairness_half_life_s,
             vllm=VllmOptions(
                 watermark=watermark, scheduler_reserve_full_isl=scheduler_reserve_full_isl
             ),

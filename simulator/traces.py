@@ -25,6 +25,7 @@ OWN_FIELDS = (
     "num_prompt_tokens",
     "num_output_tokens",
     "priority",
+    "fairness_id",
     "conversation",
     "leaves_after",
     "prompt_hashes",

@@ -23,6 +23,7 @@ class ArrivingRequest:
     num_output_tokens: int  # >= 1
     level: ServiceLevel = NO_SERVICE_LEVEL
     priority: int = 0  # lower is served first
+    fairness_id: str = ""  # among which the pool is shared, where it is
     leaves_after: int | None = None  # tokens, >= 1, of which its reader goes; None: it stays
     # What tells that requests begin alike: a conversation, whose turns each begin with all that was
     # said before, or hashes of the prompt's pieces of HASHED_TOKENS. Neither: they do not.

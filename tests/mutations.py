@@ -37,6 +37,8 @@ DISCOVERY = ("tests/integration/test_gateway_discovery.py",)
 GAUGES = ("tests/integration/test_gateway_gauges.py",)
 NODES = ("tests/unit/executor/nodes",)
 PRIORITIES = ("tests/unit/placement/run/test_priorities.py",)
+FAIR_SHARES = ("tests/unit/control/order/test_fair_shares.py",)
+FAIR_ORDER = ("tests/unit/placement/run/test_fair_order.py",)
 SHADOWS = ("tests/unit/executor/scheduler/test_shadows.py",)
 
 
@@ -233,6 +235,76 @@ MUTATIONS = (
         "and r.waited_s >= rules.raised_after_s",
         "and r.waited_s >= math.inf",
         ("tests/unit/simulator/engine/test_priorities.py",),
+    ),
+    Mutation(
+        "what a fairness id has attained counts for ever",
+        "services/control/order/fair_shares.py",
+        "share.attained = share.attained * left + ",
+        "share.attained = share.attained + ",
+        FAIR_SHARES,
+    ),
+    Mutation(
+        "a fairness id waits for ever for those that are always new",
+        "services/control/order/fair_shares.py",
+        "if passed_over_s > self.half_life_s and not share.held:",
+        "if False:",
+        ("tests/unit/simulator/engine/test_fairness.py",),
+    ),
+    Mutation(
+        "what a fairness id holds counts only once it has passed",
+        "services/control/order/fair_shares.py",
+        "return share.attained + share.held * self.ahead_s",
+        "return share.attained",
+        FAIR_SHARES,
+    ),
+    Mutation(
+        "fairness ids attain while nothing runs",
+        "services/control/step_loop.py",
+        "self.shares.suspend(now_s)",
+        "self.shares.advance(now_s)",
+        ("tests/unit/control/test_step_loop.py",),
+    ),
+    Mutation(
+        "of several newcomers the first fairness id takes all room",
+        "services/placement/run/newcomers.py",
+        "share = max(share, 0.0) + claim(one).num_tokens * ahead_s",
+        "share = max(share, 0.0)",
+        FAIR_ORDER,
+    ),
+    Mutation(
+        "what gives way is the newest whatever its fairness id has attained",
+        "services/placement/run/evenflow.py",
+        "return -request.attained, request.arrival_age_s",
+        "return 0.0, request.arrival_age_s",
+        FAIR_ORDER,
+    ),
+    Mutation(
+        "what comes back is the oldest whatever its fairness id has attained",
+        "services/placement/run/evenflow.py",
+        "return True, request.attained, -request.arrival_age_s",
+        "return True, 0.0, -request.arrival_age_s",
+        FAIR_ORDER,
+    ),
+    Mutation(
+        "the policy sees the newcomers that came first, whatever their fairness ids have attained",
+        "services/control/admission.py",
+        "new = self._in_shares([",
+        "new = list([",
+        ("tests/unit/control/test_admission.py",),
+    ),
+    Mutation(
+        "a request states a fairness id whatever its key may",
+        "services/gateway/access/fairness.py",
+        'return (stated if may_state else "") or current_account()',
+        "return stated or current_account()",
+        ("tests/integration/test_gateway_api_keys.py", "-k", "pool_is_shared"),
+    ),
+    Mutation(
+        "each fairness id has a label",
+        "services/executor/stats/controller_metrics.py",
+        "if len(self._fairness_ids) < MAX_FAIRNESS_IDS:",
+        "if True:",
+        ("tests/unit/executor/stats/test_kv_stats.py",),
     ),
     Mutation(
         "the policy never sees the oldest of a long queue",

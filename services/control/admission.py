@@ -7,12 +7,14 @@ says that layers leave the pool.
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Generic
+from itertools import groupby
+from typing import Any, Generic
 
 from services.control.engine import RequestT
 from services.control.kv import KVT
 from services.control.measures.rates import Rates
 from services.control.options import ControllerOptions
+from services.control.order.fair_shares import FairShares
 from services.control.order.run_order import RunOrder
 from services.control.requests.life import State
 from services.control.requests.request_ledger import RequestLedger
@@ -22,9 +24,10 @@ from services.control.run_log import RunLog
 from services.control.shared_prefixes import shared_prefixes
 from services.control.step_meter import StepMeter
 from services.placement.presets import Run
+from services.placement.run.newcomers import Claim, in_shares
 from services.placement.run.reason import Reason
 from services.placement.run.types import RunDecision, RunPhase, RunRequest, RunSnapshot
-from services.placement.types import RequestId
+from services.placement.types import EngineShape, RequestId
 
 MAX_NEW = 16  # of the queue that a policy sees, in its order, and the oldest of the others
 
@@ -40,12 +43,18 @@ class Admission(Generic[RequestT, KVT]):
     """One engine's decision in force."""
 
     def __init__(
-        self, policy: Run, order: RunOrder[RequestT, KVT], ledger: RequestLedger, meter: StepMeter
+        self,
+        policy: Run,
+        order: RunOrder[RequestT, KVT],
+        ledger: RequestLedger,
+        meter: StepMeter,
+        shares: FairShares | None = None,
     ) -> None:
+        """`shares`: of fairness ids; None: they have none."""
         self.decision: RunDecision | None = None  # None: the policy has not decided yet
         self.num_decisions = 0
         self._policy, self._engine, self._order = policy, order.engine, order
-        self._ledger, self._meter = ledger, meter
+        self._ledger, self._meter, self._shares = ledger, meter, shares
         self._valid_until_s = -math.inf
 
     @property
@@ -96,6 +105,8 @@ class Admission(Generic[RequestT, KVT]):
 
     def snapshot(self, now_s: float) -> RunSnapshot:
         """Return what the policy is asked with: without requests that are held."""
+        if self._shares is not None:
+            self._shares.hold(self._held(), now_s)
         rates, seen = self._meter.rates(), self._seen()
         shared = shared_prefixes([self._engine.stretches(request) for request, _ in seen])
         requests = [
@@ -112,7 +123,17 @@ class Admission(Generic[RequestT, KVT]):
             prefill_frac=self._meter.prefill_frac,
             mean_answer_tokens=self._ledger.answer_lengths.mean_tokens,
             h2d_free_frac=self._h2d_free_frac(rates),
+            ahead_s=0.0 if self._shares is None else self._shares.ahead_s,
         )
+
+    def _held(self) -> dict[str, float]:
+        """Return how many tokens of KV in the pool each fairness id has, of those with requests."""
+        held, records = dict[str, float](), self._engine.records
+        for request in self._engine.live:
+            record = records[request.request_id]
+            num_tokens = _num_pool_tokens(request, record, self._engine.shape)
+            held[record.fairness_id] = held.get(record.fairness_id, 0.0) + num_tokens
+        return held
 
     def _h2d_free_frac(self, rates: Rates) -> float:
         """Return the share of the link's time that the batch's own loads leave."""
@@ -127,10 +148,24 @@ class Admission(Generic[RequestT, KVT]):
         which may be less urgent than all of the head.
         """
         places = list(self._places())
-        new = [request for request, phase in places if phase is RunPhase.NEW]
+        new = self._in_shares([request for request, phase in places if phase is RunPhase.NEW])
         oldest = min(new, key=lambda request: request.arrival_time, default=None)
         hidden = {id(request) for request in new[MAX_NEW:] if request is not oldest}
         return [place for place in places if id(place[0]) not in hidden]
+
+    def _in_shares(self, new: list[RequestT]) -> list[RequestT]:
+        """Return newcomers of each priority, as their fairness ids have shares."""
+        shares = self._shares
+        if shares is None:
+            return new
+
+        def claim(request: RequestT) -> Claim:
+            name = self._engine.records[request.request_id].fairness_id
+            return Claim(name, shares.standing(name), request.num_tokens)
+
+        classes = groupby(new, key=lambda request: self._arrival(request)[0])
+        lines = (in_shares(list(alike), claim, ahead_s=shares.ahead_s) for _, alike in classes)
+        return [request for line in lines for request in line]
 
     def _places(self) -> Iterator[tuple[RequestT, RunPhase]]:
         """Yield where requests are: first those that run, then the queue by arrival."""
@@ -178,6 +213,8 @@ class Admission(Generic[RequestT, KVT]):
             tokens_per_step=self._ledger.tokens_per_step_of(record),
             priority=record.priority,
             waited_s=record.waited_s if runs else record.away_s(now_s),
+            fairness_id=record.fairness_id if self._shares else "",
+            attained=self._shares.standing(record.fairness_id) if self._shares else 0.0,
         )
 
     def _num_host_tokens(self, request: RequestT, record: RequestRecord[KVT]) -> int:
@@ -187,6 +224,17 @@ class Admission(Generic[RequestT, KVT]):
             return len(self._order.cached_prefix(request)) * self._engine.shape.block_size
         num_blocks = kv.num_host_blocks if kv.mirrored else 0
         return max(num_blocks * self._engine.shape.block_size, kv.num_side_tokens)
+
+
+def _num_pool_tokens(
+    request: SchedulerRequest, record: RequestRecord[Any], shape: EngineShape
+) -> float:
+    """Return the tokens whose KV a request has in the pool; of what several have, its part."""
+    kv = record.kv
+    if kv is None:  # the engine's own blocks, or none
+        return 0 if record.state.is_queued else request.num_computed_tokens
+    num_blocks: float = kv.num_owned + sum(one.num_owned / len(one.users) for one in kv.trunks)
+    return num_blocks * shape.block_size / shape.num_groups
 
 
 def run_policy_of(options: ControllerOptions) -> Run | None:

@@ -30,6 +30,7 @@ class ControllerOptions:
     retry_s: float = 1.0  # between a call that failed and the next one, > 0
     mismatch_frac: float = 0.15  # of the predicted step that a measured one may differ; 0: any
     overdue_steps: int = 64  # a plan void for so long is dropped, >= 1
+    fairness_half_life_s: float = 0.0  # of what fairness ids have attained; 0: they have no shares
     run_log: str = ""  # file that each run decision is appended to; empty: none
     seed: int = 0  # for policies that draw at random
     parameters: PolicyParameters = field(default_factory=PolicyParameters)

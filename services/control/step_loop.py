@@ -10,6 +10,7 @@ from typing import Any
 from services.control.admission import Admission
 from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
+from services.control.order.fair_shares import FairShares
 from services.control.order.run_order import RunOrder
 from services.control.planning import Planning
 from services.control.plans.counts import ControllerCounts
@@ -47,8 +48,11 @@ class StepLoop:
         )
         self.planning = Planning(options, engine, planner, self.ledger, self.counts)
         self.admission: Admission[Any, Any] | None = None
+        self.shares: FairShares | None = None  # of fairness ids; None: they have none
         if policy is not None:
-            self.admission = Admission(policy, order, self.ledger, self.meter)
+            if options.fairness_half_life_s:
+                self.shares = FairShares(options.fairness_half_life_s)
+            self.admission = Admission(policy, order, self.ledger, self.meter, self.shares)
         self.begun_s = 0.0  # of the newest step: the scheduler's turn
         self._now_s = now_s
         self._was_ready = False
@@ -100,8 +104,17 @@ class StepLoop:
         if self.meter.profile.is_ready and not self._was_ready:
             self._was_ready = True
             self.note(Trigger.CALIBRATED)
+        if self.shares is not None:
+            self._attain(self.shares, begin_s)
         own_s, self._own_s = self._own_s + self._now_s() - begin_s, 0.0
         self.counts.stepped(step_s=reading.step_s, own_s=own_s)
+
+    def _attain(self, shares: FairShares, now_s: float) -> None:
+        """Let fairness ids attain what they have held."""
+        shares.advance(now_s)
+        if not self.ledger.records:
+            shares.hold({}, now_s)
+        self.counts.attained(shares.take(), jain_index=shares.jain_index)
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -118,7 +131,10 @@ class StepLoop:
 
     def ended(self, *, num_output_tokens: int | None) -> None:
         """Take in that a request ends; `num_output_tokens`: None if it was aborted."""
-        self.ledger.ended(self._now_s(), num_output_tokens=num_output_tokens)
+        now_s = self._now_s()
+        self.ledger.ended(now_s, num_output_tokens=num_output_tokens)
+        if self.shares is not None:
+            self.shares.suspend(now_s)  # no step may follow for long
         self.note(Trigger.ABORTED if num_output_tokens is None else Trigger.FINISHED)
 
     def close(self) -> None:

@@ -20,6 +20,7 @@ from services.pacing.types import NO_SERVICE_LEVEL, Release, ServiceLevel
 
 EXTRA_ARGS_KEY = "evenflow"
 READS_KEY = "evenflow_reads"
+FAIRNESS_KEY = "evenflow_fairness_id"
 RESUME_KEY = "evenflow_resume"
 RETENTION_KEY = "evenflow_retention"
 TOOL_TURN_KEY = "evenflow_tool_turn"
@@ -32,6 +33,16 @@ def to_extra_args(service_level: ServiceLevel, *, reads: bool = True) -> dict[st
     from the first one on, made of plain values.
     """
     return {EXTRA_ARGS_KEY: asdict(service_level), READS_KEY: reads}
+
+
+def with_fairness_id(extra_args: dict[str, Any], fairness_id: str) -> dict[str, Any]:
+    """Return `extra_args` that carry a fairness id, too, unless it is empty."""
+    return extra_args | ({FAIRNESS_KEY: fairness_id} if fairness_id else {})
+
+
+def fairness_id_of(extra_args: Mapping[str, Any] | None) -> str:
+    """Return what `with_fairness_id` packed; empty for a request without it."""
+    return str((extra_args or {}).get(FAIRNESS_KEY, ""))
 
 
 def from_extra_args(extra_args: Mapping[str, Any] | None) -> ServiceLevel:

@@ -141,6 +141,9 @@ class ExecutorSettings(ServiceSettings):
     # `vllm` switches layer-wise KV off; those that place layers need it.
     policy: PolicyName | None = None
     shadow_policy: PolicyName | None = None  # only compared with the policy that acts
+    # Fairness ids have equal shares of the KV pool; under `evenflow` only.
+    fairness: bool = Field(default=False, validate_default=True)
+    fairness_half_life_s: float = Field(default=300.0, gt=0)  # of what an id has attained
     run_log: Path | None = None  # file that each run decision is appended to, with its input
     planner_address: str = "127.0.0.1:50052"  # "host:port"; empty: only the local heuristic acts
     plan_timeout_s: float = Field(default=1.0, gt=0, le=60)  # of one question to the planner
@@ -210,7 +213,7 @@ class ExecutorSettings(ServiceSettings):
     @property
     def acting_policy(self) -> str:
         """Return the policy in force."""
-        return self.policy or (DEFAULT_POLICY if self.layerwise_kv else NO_PLANNING)
+        return self.policy or _default_policy(layerwise_kv=self.layerwise_kv)
 
     @property
     def uses_layerwise_kv(self) -> bool:
@@ -247,6 +250,16 @@ class ExecutorSettings(ServiceSettings):
             raise ValueError(f"{policy} does not work with scheduling_policy=priority")
         return policy
 
+    @field_validator("fairness")
+    @classmethod
+    def _check_fairness(cls, fairness: bool, info: ValidationInfo) -> bool:
+        if not fairness or "policy" not in info.data:
+            return fairness
+        policy = info.data["policy"] or _default_policy(layerwise_kv=info.data.get("layerwise_kv"))
+        if not preset_of(policy).has_shares:
+            raise ValueError(f"{policy} knows no shares of fairness ids")
+        return fairness
+
     @field_validator("plan_max_window", "plan_max_pause_s")
     @classmethod
     def _check_order(cls, most: float, info: ValidationInfo) -> float:
@@ -259,6 +272,10 @@ class ExecutorSettings(ServiceSettings):
     def model_id(self) -> str:
         """Return the id under which the model is served."""
         return self.served_model_name or Path(self.model).name
+
+
+def _default_policy(*, layerwise_kv: bool | None) -> str:
+    return DEFAULT_POLICY if layerwise_kv else NO_PLANNING
 
 
 def prepare_engine_environment(settings: ExecutorSettings) -> None:

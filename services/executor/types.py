@@ -112,6 +112,7 @@ class Submission:
     priority: int = 0  # lower is served first
     trace: TraceContext | None = None  # that it belongs to
     cache_salt: str = ""  # only requests with the same one share cached prefixes
+    fairness_id: str = ""  # among which the KV pool is shared
     fair_key: str = ""  # the client among which preparation is shared; empty: not known
     resume: Resume | None = None  # what its answer has already
     rendered_at_s: Instant = 0.0  # that a chat template takes for now; 0: it has a clock

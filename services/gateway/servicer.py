@@ -1,6 +1,6 @@
 """gRPC edge of the gateway: check, convert, delegate. No state, no policy."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -8,6 +8,7 @@ from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway import convert
 from services.gateway.access.api_keys import bind_address
+from services.gateway.access.fairness import stated_fairness_id
 from services.gateway.checks import check_begun
 from services.gateway.errors import UnknownRequestError
 from services.gateway.live.dispatcher import Dispatcher
@@ -50,7 +51,8 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
         prompt = convert.prompt_from_proto(request)
         # As in vLLM's server, a model's own limit is for conversations.
         default = replace(self._dispatcher.default_sampling(request.model), max_tokens=None)
-        checked = replace(_to_generation_request(request, prompt, default), echo=request.echo)
+        checked = _to_generation_request(request, prompt, default, _text_metadata(context))
+        checked = replace(checked, echo=request.echo)
         check_begun(checked)
         async for part in self._stream(checked, context):
             yield pb.GenerateResponse(
@@ -66,6 +68,7 @@ class GatewayServicer(pb_grpc.GatewayServiceServicer):
             request,
             convert.chat_from_proto(request.messages, request.options),
             self._dispatcher.default_sampling(request.model),
+            _text_metadata(context),
         )
         check_begun(checked)
         async for part in self._stream(checked, context):
@@ -170,7 +173,10 @@ def _text_metadata(context: Context) -> dict[str, str]:
 
 
 def _to_generation_request(
-    request: pb.GenerateRequest | pb.ChatRequest, prompt: Prompt, default: SamplingParams
+    request: pb.GenerateRequest | pb.ChatRequest,
+    prompt: Prompt,
+    default: SamplingParams,
+    metadata: Mapping[str, str],
 ) -> GenerationRequest:
     return GenerationRequest(
         request_id=RequestId(current_request_id()),
@@ -183,4 +189,5 @@ def _to_generation_request(
         is_resumable=request.resumable,
         begun=convert.begun_from_proto(request.resume) if request.HasField("resume") else None,
         retention=hint_from_proto(request, path="retention"),
+        fairness_id=stated_fairness_id(metadata),
     )

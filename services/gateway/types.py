@@ -82,6 +82,7 @@ class GenerationRequest:
     tenant: str = ""  # whose it is; tenants share no cached prefixes of prompts
     cache_salt: str = ""  # nor do a tenant's requests with different ones
     session_id: str = ""  # its client's name for a conversation; empty: its text tells which
+    fairness_id: str = ""  # among which an executor's pool is shared; empty: not stated
     fair_key: str = ""  # the client among which preparation is shared; empty: not known
     is_resumable: bool = False  # its reader may leave and come back
     rendered_at_s: float = 0.0  # what a chat template's clock reads, since the epoch; 0: now

@@ -47,6 +47,7 @@ class Preset:
     run: Run | None = None  # None: vLLM's own order
     recomputes: bool = False  # its decisions have `uncached_blocks`: the engine makes room for them
     has_priorities: bool = False  # whether the urgent come first: else all priorities are 0
+    has_shares: bool = False  # whether fairness ids may have: else all requests are alike
     needs_layers: bool = True  # without layer-wise KV there is nothing that it decides
     deposit: bool = False  # whether deposited tokens back a plan
     pause: bool = False  # whether a plan may pause for an SLO
@@ -59,7 +60,11 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "vllm": Preset(is_slo_blind=True, needs_layers=False),
         # Ours: layers leave only where no reader pays for it, else requests take turns.
         "evenflow": Preset(
-            placing=OPTIMISER, run=evenflow.decide, has_priorities=True, needs_layers=False
+            placing=OPTIMISER,
+            run=evenflow.decide,
+            has_priorities=True,
+            has_shares=True,
+            needs_layers=False,
         ),
         "orbitflow": Preset(placing=OPTIMISER, pause=True, deposit=True),
         "tokenflow": Preset(run=tokenflow.decide, needs_layers=False),

@@ -124,6 +124,7 @@ class Cell:
     tokenflow: TokenflowRules = field(default_factory=TokenflowRules)
     ellm: EllmRules = field(default_factory=EllmRules)
     prefix_caching: bool = True
+    fairness_half_life_s: float = 0.0  # under policies that know shares; 0: ids have none
     vllm: VllmOptions = field(default_factory=VllmOptions)
 
     @property
@@ -165,6 +166,7 @@ class Cell:
             tokenflow=self.tokenflow,
             ellm=self.ellm,
             prefix_caching=self.prefix_caching,
+            fairness_half_life_s=self.fairness_half_life_s,
             vllm=self.vllm,
         )
         return run_policy(self.deployment, self.requests(), options, seed=self.seed)

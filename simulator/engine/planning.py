@@ -32,6 +32,8 @@ class PlanningOptions:
     prefix_caching: bool = True
     vllm: VllmOptions = field(default_factory=VllmOptions)
     run_log: str = ""  # file that each run decision is appended to; empty: none
+    # Of what fairness ids have attained, under policies that know shares; 0: they have none.
+    fairness_half_life_s: float = 0.0
     mismatch_frac: float = 0.15  # of the predicted step that a measured one may differ; 0: any
 
     @property
@@ -55,6 +57,9 @@ class PlanningOptions:
             ellm=self.ellm,
             tokenflow=self.tokenflow,
             run_log=self.run_log,
+            fairness_half_life_s=self.fairness_half_life_s
+            if preset_of(self.policy).has_shares
+            else 0.0,
         )
 
 

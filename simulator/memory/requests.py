@@ -135,6 +135,7 @@ def live_request(spec: ArrivingRequest, geometry: BlockGeometry) -> SimulatedReq
         buffer=RequestBuffer(spec.level),
         arrival_s=spec.arrival_s,
         priority=spec.priority,
+        fairness_id=spec.fairness_id,
     )
     nothing = KVState(request_id=spec.request_id, geometry=geometry)
     return SimulatedRequest(spec=spec, record=record, nothing=nothing)

@@ -10,6 +10,8 @@ import pytest
 from evenflow.planner.v1 import planner_pb2 as pb
 from lab.engine.closed_loop import asking
 from lab.engine.step_runner import Arrival, Hook, StepRunner, make_prompt
+from services.executor.request_tag import with_fairness_id
+from services.placement.run.evenflow import decide as evenflow
 from services.placement.run.types import RunDecision, RunSnapshot
 from services.placement.types import PolicyParameters
 from tests.exact.scenes import sees
@@ -165,3 +167,23 @@ def test_a_run_policy_decides(runner: StepRunner, patch: pytest.MonkeyPatch) -> 
         return RunDecision(run=tuple(r.request_id for r in snapshot.requests), offloads=True)
 
     run_planned(runner, run_policy=decide)
+
+
+@sees(
+    "controller_fairness_jain_frac",
+    "controller_attained_kv_token_s",
+    "controller_attained_kv_token_s{alice}",
+    "controller_attained_kv_token_s{bob}",
+)
+def test_fairness_ids_hold_the_pool(runner: StepRunner, patch: pytest.MonkeyPatch) -> None:
+    ids = {"s0": "alice", "s1": "bob", "s2": "bob"}
+    batch = [
+        replace(one, sampling={"extra_args": with_fairness_id({}, ids[one.request_id])})
+        for one in STEADY
+    ]
+    with (
+        scripted_planner() as planner,
+        asking(runner, planner.address, run_policy=evenflow, fairness_half_life_s=60.0),
+    ):
+        runner.scheduler.log_stats = True
+        runner.run(batch)

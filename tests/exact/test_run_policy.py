@@ -11,7 +11,7 @@ from lab.engine.step_runner import Outcome, StepRunner
 from lab.engine.workloads import mixed
 from lab.stack.planner_process import warm_planner
 from services.control.options import ControllerOptions
-from services.executor.request_tag import to_extra_args
+from services.executor.request_tag import to_extra_args, with_fairness_id
 from services.pacing.types import ServiceLevel
 from tests.exact.cases import make_case
 from tests.exact.reference import reference
@@ -66,3 +66,18 @@ def test_the_products_policy_leaves_the_tokens_exact(
         assert outcome.tokens == expected.tokens
         assert runner.scheduler.loop.admission.num_decisions >= 20
         assert (counters.num_pauses - num_pauses >= 10) is (max_in_hand_s is not None)
+
+
+def test_fair_shares_leave_the_tokens_exact(runner: StepRunner, expected: Outcome) -> None:
+    """Three of four requests are of one fairness id."""
+    names = ["much" if number % 4 else "little" for number in range(len(mixed()))]
+    shared = [
+        replace(one, sampling={"extra_args": with_fairness_id({}, name)})
+        for one, name in zip(mixed(), names, strict=True)
+    ]
+    with asking(runner, "", policy="evenflow", fairness_half_life_s=1.0) as loop:
+        outcome = runner.run(shared)
+
+        assert outcome.tokens == expected.tokens
+        assert loop.counts.attained_kv_token_s.keys() == {"much", "little"}
+        assert loop.shares.jain_index == 1.0  # all have ended

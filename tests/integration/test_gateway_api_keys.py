@@ -31,6 +31,7 @@ KEYS = f"""
 name = "alice"
 key = "{ALICE}"
 max_live_requests = 1
+may_state_fairness_ids = false
 
 [[keys]]
 name = "bob"
@@ -361,6 +362,22 @@ async def test_preparation_is_shared_among_keys_whatever_their_salts(
     assert [request.fair_key for request in executor.detokenized] == ["carol"]
 
 
+async def test_a_pool_is_shared_among_keys_or_the_ids_that_requests_state(
+    client: Client, executor: FakeExecutor
+) -> None:
+    headers = ({}, {"x-evenflow-fairness-id": "team"}, {"x-llm-d-inference-fairness-id": "team"})
+    for more in headers:
+        await client.http.post(URL, json=chat_body(), headers=bearer(CAROL) | more)
+    await client.http.post(URL, json=chat_body(), headers=bearer(ALICE) | headers[1])
+    stub = pb_grpc.GatewayServiceStub(client.channel)
+    request = pb.GenerateRequest(model=MODEL, text="Hi")
+    metadata = [("authorization", f"Bearer {CAROL}"), ("x-evenflow-fairness-id", "by gRPC")]
+    assert [answer async for answer in stub.Generate(request, metadata=metadata)]
+
+    ids = ["carol", "team", "team", "alice", "by gRPC"]  # alice may state none
+    assert [submit.fairness_id for submit in executor.submits] == ids
+
+
 async def test_without_keys_preparation_is_shared_among_addresses(executor: FakeExecutor) -> None:
     async with gateway_for(executor) as client:
         await client.wait_ready()
@@ -370,6 +387,7 @@ async def test_without_keys_preparation_is_shared_among_addresses(executor: Fake
 
     assert [submit.fair_key for submit in executor.submits] == ["127.0.0.1"] * 2
     assert [submit.cache_salt for submit in executor.submits] == [""] * 2
+    assert [submit.fairness_id for submit in executor.submits] == [""] * 2
     assert [request.fair_key for request in executor.tokenized] == ["127.0.0.1"]
 
 

@@ -18,6 +18,7 @@ from schemathesis.checks import (
 )
 
 from evenflow.gateway.v1 import generation_pb2 as gen
+from services.gateway.access.fairness import FAIRNESS_HEADERS
 from services.gateway.openai.sampled import HEADERS_BY_BOUND
 from tests.fake_executor import MODEL, Script
 from tests.fuzz import examples
@@ -89,7 +90,7 @@ def asked_of(case: Any, edge: Edge) -> httpx.Response:
 
 def let_headers_agree(case: Any) -> None:
     """Let headers that say the same under two names agree: a schema cannot say that they must."""
-    for own, *others in HEADERS_BY_BOUND.values():
+    for own, *others in (*HEADERS_BY_BOUND.values(), FAIRNESS_HEADERS):
         for other in others:
             if own in case.headers and other in case.headers:
                 case.headers[other] = case.headers[own]

@@ -1,7 +1,7 @@
 """What the step loop counts, on its way to the metrics endpoint."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.control.plans.shadow import ShadowReport
@@ -23,6 +23,7 @@ class ControllerCounts:
         self.triggers: Counter[str] = Counter()
         self.plans: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()  # of the run policy, each time one is new
+        self.attained_kv_token_s: Counter[str] = Counter()  # by fairness id
         self.lateness_s: list[float] = []
         self.lateness_steps: list[int] = []
         self.gauges: dict[str, float] = {}
@@ -71,6 +72,11 @@ class ControllerCounts:
         self.sums["measured_prompt_step_s"] += measured_s
         self.sums["prompt_abs_error_s"] += abs(predicted_s - measured_s)
 
+    def attained(self, token_s: Mapping[str, float], *, jain_index: float) -> None:
+        """Count what fairness ids have held of the pool since the step before."""
+        self.attained_kv_token_s.update(token_s)
+        self.gauges["fairness_jain_frac"] = jain_index
+
     def shadowed(self, report: ShadowReport) -> None:
         self.gauges["shadow_gain_frac"] = report.gain_frac
         self.gauges["shadow_step_s"] = report.shadow_step_s
@@ -83,6 +89,7 @@ class ControllerCounts:
             "triggers": dict(self.triggers),
             "plans": dict(self.plans),
             "reasons": dict(self.reasons),
+            "attained_kv_token_s": dict(self.attained_kv_token_s),
             "lateness_s": self.lateness_s,
             "lateness_steps": self.lateness_steps,
             "gauges": self.gauges,

@@ -38,6 +38,7 @@ class RequestRecord(Generic[KVT]):
     buffer: RequestBuffer  # its reader's
     arrival_s: float
     priority: int = 0  # lower is served first
+    fairness_id: str = ""  # among which the pool is shared, where it is
     first_token_s: float | None = None
     num_counted_tokens: int = 0  # of its answer, by the steps that have ended
     tokens_per_step: float | None = None  # mean of its decode steps; None: it had none

@@ -248,6 +248,7 @@ def _controller_options(settings: ExecutorSettings) -> ControllerOptions:
         transport=settings.transport,
         plan_timeout_s=settings.plan_timeout_s,
         mismatch_frac=settings.plan_mismatch_frac,
+        fairness_half_life_s=settings.fairness_half_life_s if settings.fairness else 0.0,
         run_log=str(settings.run_log or ""),
         seed=settings.seed,
         ellm=EllmRules(uncached_frac=settings.ellm_uncached_frac),

@@ -13,7 +13,7 @@ from vllm.v1.structured_output.backend_xgrammar import XgrammarBackend
 from vllm.v1.structured_output.request import get_structured_output_key
 
 from services.executor.prompts.json_forms import ANY_OBJECT_TAG
-from services.executor.request_tag import to_extra_args
+from services.executor.request_tag import to_extra_args, with_fairness_id
 from services.executor.types import Submission
 from services.generation.sampling_params import (
     ADVISABLE,
@@ -73,7 +73,9 @@ def to_vllm_sampling(
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.logprobs if scores_prompt else None,
         structured_outputs=to_vllm_outputs(sampling.structured_outputs),
-        extra_args=to_extra_args(submission.service_level, reads=reads),
+        extra_args=with_fairness_id(
+            to_extra_args(submission.service_level, reads=reads), submission.fairness_id
+        ),
         output_kind=RequestOutputKind.DELTA,
     )
 

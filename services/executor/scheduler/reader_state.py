@@ -30,6 +30,7 @@ from services.executor.prompts.form_progress import advance
 from services.executor.request_tag import (
     Begun,
     begun_of,
+    fairness_id_of,
     from_extra_args,
     reads_from_first,
     to_transfer_params,
@@ -76,6 +77,7 @@ class ReaderStateMixin(VllmScheduler):
             buffer=RequestBuffer(level, arrived_s=arrival_s, reads=reads),
             arrival_s=arrival_s,
             priority=request.priority,
+            fairness_id=fairness_id_of(extra_args),
         )
         self.records.setdefault(request.request_id, record)
         if begun is not None:

@@ -23,12 +23,16 @@ GAUGES = {
     "shadow_gain_frac": "Tokens per second that the shadow policy would gain, as a fraction.",
     "shadow_step_s": "Predicted seconds of a step under the shadow policy's newest plan.",
     "acting_step_s": "Predicted seconds of a step under the plan that acts, for the same batch.",
+    "fairness_jain_frac": "Jain's index over what fairness ids with requests have attained.",
 }
 LABELLED = {
     "triggers": ("kind", "Reasons to plan anew."),
     "plans": ("result", "Plans asked for, and what became of them."),
     "reasons": ("reason", "Times that a request's reason to run, wait or leave was a new one."),
 }
+ATTAINED = "attained_kv_token_s"
+ATTAINED_TEXT = "Token-seconds of KV in the pool that requests of a fairness id have held."
+MAX_FAIRNESS_IDS, OTHER = 1_000, "other"  # that have labels of their own; the label of all others
 HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
     "lateness_s": (
         "Seconds from a snapshot to the plan's application.",
@@ -56,6 +60,8 @@ class ControllerPromMetrics:
             name: make(counter, name, text, labels=(label,))
             for name, (label, text) in LABELLED.items()
         }
+        self._attained = make(counter, ATTAINED, ATTAINED_TEXT, labels=("fairness_id",))
+        self._fairness_ids: set[str] = set()  # that have labels
         self._histograms = {
             name: make(histogram, name, text, buckets=buckets)
             for name, (text, buckets) in HISTOGRAMS.items()
@@ -73,6 +79,14 @@ class ControllerPromMetrics:
         for name, counter in self._labelled.items():
             for kind, number in data[name].items():
                 counter.labels(*labels, kind).inc(number)
+        for name, token_s in data[ATTAINED].items():
+            self._attained.labels(*labels, self._fairness_label(name)).inc(token_s)
         for name, histogram in self._histograms.items():
             for value in data[name]:
                 histogram.labels(*labels).observe(value)
+
+    def _fairness_label(self, name: str) -> str:
+        """Return an id's label: of the first `MAX_FAIRNESS_IDS` their own."""
+        if len(self._fairness_ids) < MAX_FAIRNESS_IDS:
+            self._fairness_ids.add(name)
+        return name if name in self._fairness_ids else OTHER

@@ -107,7 +107,7 @@ def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     """Return the controller's counts of both: sums added, lists joined, the newest gauges."""
     if not first or not second:
         return first or second
-    names = ("sums", "triggers", "plans", "reasons")
+    names = ("sums", "triggers", "plans", "reasons", "attained_kv_token_s")
     summed = {name: _added(first[name], second[name]) for name in names}
     lists = {name: [*first[name], *second[name]] for name in ("lateness_s", "lateness_steps")}
     return {**summed, **lists, "gauges": {**first["gauges"], **second["gauges"]}}

@@ -50,6 +50,8 @@ class ApiKey(SloFloors):
     priorities: tuple[int, int] = (0, MAX_PRIORITY)
     # Of requests that state none; None: 0, or what of `priorities` is nearest.
     default_priority: int | None = None
+    # Whether its requests may state among which ids a pool is shared; else all are its own.
+    may_state_fairness_ids: bool = True
 
     @field_validator("key")
     @classmethod

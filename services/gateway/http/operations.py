@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from services.gateway.access.fairness import FAIRNESS_HEADERS, MAX_FAIRNESS_ID_LENGTH
 from services.gateway.anthropic import schemas as anthropic
 from services.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from services.gateway.anthropic.events import MessageForm
@@ -142,7 +143,7 @@ _REQUEST_ID = {"type": "string", "pattern": f"^[A-Za-z0-9_.:-]{{1,{MAX_PARENT_ID
 
 
 def _service_level() -> list[dict[str, Any]]:
-    """Describe the headers that state a service level, and a session."""
+    """Describe the headers that state a service level, a session, and a fairness id."""
     slo = {"type": "number", "minimum": MIN_SLO_S * 1e3, "maximum": MAX_SLO_S * 1e3}
     rate = {"type": "number", "minimum": MIN_RATE_TPS, "maximum": MAX_RATE_TPS}
     bounds = [
@@ -150,7 +151,9 @@ def _service_level() -> list[dict[str, Any]]:
         for bound, names in HEADERS_BY_BOUND.items()
         for name in names
     ]
-    return [*bounds, _stated(SESSION_HEADER, "header", {"type": "string"})]
+    fairness_id = {"type": "string", "maxLength": MAX_FAIRNESS_ID_LENGTH}
+    fairness = [_stated(name, "header", fairness_id) for name in FAIRNESS_HEADERS]
+    return [*bounds, _stated(SESSION_HEADER, "header", {"type": "string"}), *fairness]
 
 
 def _fault(status: int, path: str) -> dict[str, Any]:

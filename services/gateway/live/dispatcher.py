@@ -13,6 +13,7 @@ import structlog
 
 from services.gateway import metrics
 from services.gateway.access.api_keys import current_account, current_caller, fair_key
+from services.gateway.access.fairness import fairness_id
 from services.gateway.access.quotas import Quotas
 from services.gateway.access.terms import SloFloors
 from services.gateway.checks import check_context, check_length
@@ -394,6 +395,7 @@ class Dispatcher:
             request_id=own_id,
             tenant=current_account(),
             fair_key=fair_key(),
+            fairness_id=fairness_id(request.fairness_id),
             priority=caller.priority(request.priority) if caller else request.priority or 0,
         )
         generation = Generation(

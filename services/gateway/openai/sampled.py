@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
+from services.gateway.access.fairness import stated_fairness_id
 from services.gateway.checks import (
     MAX_SLO_S,
     MIN_SLO_S,
@@ -213,7 +214,7 @@ class SampledBody(StrictBody):
         **more: Any,
     ) -> GenerationRequest:
         """Return the request for an answer. Raises InvalidRequestError for a service level that is
-        none, and for an answer that is no stream and to be taken up again.
+        none, for headers at fault, and for an answer that is no stream and to be taken up again.
         """
         if self.evenflow.resumable and not self.stream:
             field = "evenflow.resumable"
@@ -228,6 +229,7 @@ class SampledBody(StrictBody):
             priority=self.priority,
             cache_salt=self.cache_salt,
             session_id=headers.get(SESSION_HEADER, ""),
+            fairness_id=stated_fairness_id(headers),
             is_resumable=self.evenflow.resumable,
             retention=_retention(self, headers),
             **more,

@@ -94,7 +94,9 @@ class _Draft:
         requests = snapshot.requests
         self.batch = [r for r in requests if r.phase in (RunPhase.RUNNING, RunPhase.RETURNING)]
         self._parked = [r for r in requests if r.phase is RunPhase.PARKED]
-        self._new = in_line([r for r in requests if r.phase is RunPhase.NEW])
+        self._new = in_line(
+            [r for r in requests if r.phase is RunPhase.NEW], ahead_s=snapshot.ahead_s
+        )
         self._parks: list[RunRequest] = []
         self._comes: list[RunRequest] = []
         self._reasons: dict[RunRequest, Reason] = {}  # of those that the rules name
@@ -118,13 +120,15 @@ class _Draft:
     def _saved(self, request: RunRequest) -> bool:
         return self._snapshot.is_saved(request, unsaved_blocks=self._rules.unsaved_blocks)
 
-    def _need(self, request: RunRequest) -> tuple[bool, float]:
-        """Order by need of the pool: sure ones by what they have in hand, then the others by age.
+    def _need(self, request: RunRequest) -> tuple[bool, float, float]:
+        """Order by need of the pool: sure ones by what they have in hand, then the others by what
+        their ids have attained, and by age.
 
         The first comes back first, the last leaves first.
         """
-        sure = self._is_sure(request)
-        return not sure, request.spare_s if sure else -request.arrival_age_s
+        if self._is_sure(request):
+            return False, 0.0, request.spare_s
+        return True, request.attained, -request.arrival_age_s
 
     # -- what holds of a batch ---------------------------------------------------------------
 
@@ -180,11 +184,14 @@ class _Draft:
             self._reasons[victim] = Reason.OUTGROWN
 
     def _least_needed(self, batch: Sequence[RunRequest]) -> RunRequest | None:
-        """Return the newest stand-by or what has most in hand; with nothing to spare the newest."""
+        """Return the newest stand-by or what has most in hand; with nothing to spare the newest.
+
+        Newest: of the id that has attained most.
+        """
         running = [request for request in batch if request.runs]
         stand_by = [request for request in running if not self._is_sure(request)]
         if stand_by:
-            return min(reversed(stand_by), key=lambda r: r.arrival_age_s)
+            return min(reversed(stand_by), key=_last_served)
         readers = [r for r in running if r.has_begun and r.rate_tps and self._saved(r)]
         most = max(readers, key=lambda r: r.spare_s, default=None)
         if (
@@ -193,7 +200,7 @@ class _Draft:
             and most.spare_s > self._rules.due_s + self._snapshot.way_back_s(most)
         ):
             return most
-        return min(reversed(running), key=lambda r: r.arrival_age_s, default=None)
+        return min(reversed(running), key=_last_served, default=None)
 
     def _hides(self, victim: RunRequest) -> bool:
         """Return whether the batch runs on as it is, with layers on the host, at no loss."""
@@ -377,6 +384,11 @@ class _Draft:
         reasons |= {r.request_id: Reason.NO_ROOM for r in self._parked}
         reasons |= {r.request_id: Reason.STAYS for r in self.batch}
         return reasons | {r.request_id: reason for r, reason in self._reasons.items()}
+
+
+def _last_served(request: RunRequest) -> tuple[float, float]:
+    """Order by what ids have attained, most first, and by age, the newest first."""
+    return -request.attained, request.arrival_age_s
 
 
 def _step_tokens(batch: Sequence[RunRequest]) -> float:

@@ -72,7 +72,7 @@ class _Rest:
         are_urgent = set(urgent)
         self._others = sorted(
             (r for r in snapshot.requests if r not in are_urgent),
-            key=lambda r: (r.priority, -r.arrival_age_s),
+            key=lambda r: (r.priority, r.attained, -r.arrival_age_s),
         )
         members = [r for r in snapshot.requests if r.phase is not RunPhase.NEW]
         self._keeps = Promise(snapshot).keeps(members)
@@ -146,7 +146,9 @@ class _Rest:
                 if request.runs:
                     self._stay(request)
             parked = [r for r in alike if r.phase is RunPhase.PARKED]
-            new = in_line(r for r in alike if r.phase is RunPhase.NEW)
+            new = in_line(
+                (r for r in alike if r.phase is RunPhase.NEW), ahead_s=self._snapshot.ahead_s
+            )
             for request in (*parked, *new):
                 self._come(request)
 

@@ -53,6 +53,10 @@ class RunRequest:
     priority: int = 0  # lower is more urgent, as in vLLM
     # Since it was last part of a step, or arrived; of one that runs: before it came in.
     waited_s: float = 0.0
+    fairness_id: str = ""  # that has a share of the pool, where ids have
+    # Of its id, token-seconds of KV in the pool of late, what it holds counted for `ahead_s` more;
+    # < 0: it has been passed over for too long. 0 where ids have no shares.
+    attained: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -133,6 +137,8 @@ class RunSnapshot:
     # Of the link's time, what is left beside the loads of layers that the batch has on the host, in
     # [0, 1]. `h2d_bytes_per_s` is the rate of a busy link, whatever it carries.
     h2d_free_frac: float = 1.0
+    # That what a fairness id holds counts for before they have passed; 0: ids have no shares.
+    ahead_s: float = 0.0
     _blocks: dict[int, Mapping[RequestId, int]] = field(  # by growth, once it is asked for
         default_factory=dict, init=False, repr=False, compare=False
     )

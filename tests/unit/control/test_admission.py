@@ -9,6 +9,7 @@ from lab.planning.snapshots import BLOCK_SIZE
 from services.control.admission import MAX_NEW, Admission, run_policy_of
 from services.control.measures.rates import Rates
 from services.control.options import ControllerOptions
+from services.control.order.fair_shares import FairShares
 from services.control.requests.life import Hold, State
 from services.control.requests.request_ledger import RequestLedger
 from services.pacing.request_buffer import RequestBuffer
@@ -23,7 +24,7 @@ from tests.unit.control.fake_engine import FakeEngine
 class Bench:
     """An engine, and what its run policy is asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, shares: FairShares | None = None) -> None:
         self.now_s = 100.0
         self.engine = FakeEngine()
         self.ledger = RequestLedger(self.engine.records)
@@ -31,7 +32,7 @@ class Bench:
         self.answer = RunDecision(run=(), valid_for_s=0.25)
         meter: Any = SimpleNamespace(rates=Rates, costs=lambda: None, prefill_frac=0.1)
         self.line = self.engine.line()
-        self.admission = Admission(self.decide, self.line, self.ledger, meter)
+        self.admission = Admission(self.decide, self.line, self.ledger, meter, shares)
 
     def decide(self, snapshot: RunSnapshot) -> RunDecision:
         self.asked.append(snapshot)
@@ -201,6 +202,57 @@ def test_the_queue_is_shown_by_priority_and_arrival_whatever_its_order() -> None
     bench.before_schedule()
 
     assert [one.request_id for one in bench.asked[0].requests] == ["urgent", "early", "late"]
+
+
+# -- fair shares -----------------------------------------------------------------------------------
+
+
+def test_without_shares_a_policy_sees_no_fairness_ids() -> None:
+    bench = Bench()
+    bench.add("a", RunPhase.NEW)
+    bench.engine.records["a"].fairness_id = "alice"
+
+    bench.before_schedule()
+
+    (seen,) = bench.asked[0].requests
+    assert (seen.fairness_id, seen.attained, bench.asked[0].ahead_s) == ("", 0.0, 0.0)
+
+
+def test_of_a_long_queue_newcomers_of_the_id_that_has_least_are_shown_within_a_priority() -> None:
+    bench = Bench(FairShares(50.0))
+    bench.add("runs", RunPhase.RUNNING)
+    for number in range(40):
+        bench.add(f"n{number}", RunPhase.NEW)
+    for name in ("runs", *(f"n{number}" for number in range(38))):
+        bench.engine.records[name].fairness_id = "much"
+    bench.engine.records["runs"].kv.num_owned = 80  # ten rows of 8 groups
+    bench.engine.records["n39"].priority = 1
+
+    bench.before_schedule()
+
+    seen = {one.request_id: one for one in bench.asked[0].requests}
+    assert list(seen) == ["runs", *(f"n{n}" for n in range(MAX_NEW - 1)), "n38"]
+    assert seen["runs"].attained == seen["n0"].attained == 10 * BLOCK_SIZE * 5.0
+    assert (seen["n38"].fairness_id, seen["n38"].attained) == ("", 0.0)
+    assert bench.asked[0].ahead_s == 5.0
+
+
+def test_what_requests_share_is_held_by_each_in_part() -> None:
+    shares = FairShares(50.0)
+    bench = Bench(shares)
+    for name in "abc":
+        bench.add(name, RunPhase.RUNNING)
+        bench.engine.records[name].fairness_id = name
+        bench.engine.records[name].kv.num_owned = 8
+    trunk = bench.engine.share("t", "a", "b")
+    trunk.num_owned, trunk.users = 32, ("a", "b")
+    bench.engine.records["c"].kv = None  # the engine's own blocks
+
+    bench.before_schedule()
+    shares.advance(bench.now_s + 1.0)
+
+    held = 3.0 * BLOCK_SIZE
+    assert shares.take() == {"a": held, "b": held, "c": 1_600.0}
 
 
 @pytest.mark.parametrize(

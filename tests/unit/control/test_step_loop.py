@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from lab.planning.snapshots import BLOCK_SIZE
 from lab.policies.presets import full_name
 from services.control.measures.step_timing import StepTiming
 from services.control.options import ControllerOptions
@@ -132,6 +133,35 @@ def test_without_a_trigger_nobody_is_asked() -> None:
     bench.steps(30)
 
     assert len(bench.planner.asked) == asked
+
+
+def test_fairness_ids_attain_what_they_hold_from_decision_to_decision_while_they_have_any() -> None:
+    def decide(snapshot: RunSnapshot) -> RunDecision:
+        return RunDecision(run=tuple(r.request_id for r in snapshot.requests), valid_for_s=9.0)
+
+    bench = Bench("a", "b", run_policy=decide, fairness_half_life_s=100.0)
+    for name, num_blocks in (("a", 8), ("b", 24)):
+        record = bench.engine.records[name]
+        record.fairness_id, record.kv.num_owned = name, num_blocks
+    bench.steps(2, step_s=0.5)
+    counts = bench.loop.counts
+    assert counts.attained_kv_token_s == pytest.approx({"a": BLOCK_SIZE, "b": 3 * BLOCK_SIZE})
+    assert counts.gauges["fairness_jain_frac"] == pytest.approx(0.8)  # 4^2 / (2 x 10)
+
+    bench.loop.ended(num_output_tokens=5)
+    del bench.engine.records["b"]
+    bench.now_s += 1_000.0  # nothing runs
+    bench.step(step_s=0.5)
+    assert counts.attained_kv_token_s == pytest.approx({"a": 1.5 * BLOCK_SIZE, "b": 3 * BLOCK_SIZE})
+    assert counts.gauges["fairness_jain_frac"] == 1.0
+
+
+def test_without_shares_nothing_is_counted_of_ids() -> None:
+    bench = Bench("a", run_policy=lambda snapshot: RunDecision(run=()))
+    bench.steps(2)
+
+    assert bench.loop.counts.take()["attained_kv_token_s"] == {}
+    assert "fairness_jain_frac" not in bench.loop.counts.gauges
 
 
 def test_who_runs_is_decided_anew_when_a_prompt_is_complete() -> None:

@@ -7,12 +7,14 @@ import pytest
 from services.executor.request_tag import (
     Begun,
     begun_of,
+    fairness_id_of,
     from_extra_args,
     from_transfer_params,
     reads_from_first,
     to_extra_args,
     to_transfer_params,
     with_begun,
+    with_fairness_id,
 )
 from services.pacing.cause import Cause, Delay
 from services.pacing.types import NO_SERVICE_LEVEL, Release, ServiceLevel
@@ -48,6 +50,15 @@ def test_whether_tokens_are_read_from_the_first_on_reaches_the_scheduler() -> No
     assert not reads_from_first(to_extra_args(PROMISE, reads=False))
     assert reads_from_first(to_extra_args(PROMISE))
     assert reads_from_first(None)
+
+
+def test_a_fairness_id_reaches_the_scheduler_and_none_leaves_no_trace() -> None:
+    plain = to_extra_args(PROMISE)
+    tagged = json.loads(json.dumps(with_fairness_id(plain, "alice")))
+
+    assert (fairness_id_of(tagged), from_extra_args(tagged)) == ("alice", PROMISE)
+    assert (fairness_id_of(plain), fairness_id_of(None)) == ("", "")
+    assert with_fairness_id(plain, "") == plain
 
 
 def test_what_an_answer_has_already_comes_back_from_plain_values() -> None:

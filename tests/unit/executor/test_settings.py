@@ -3,6 +3,7 @@
 import os
 import socket
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -85,6 +86,10 @@ def test_one_setting_switches_to_stock_vllm() -> None:
         ({"layerwise_kv": True, "policy": "lab.policies.presets:NOBODY"}, "policy"),
         ({"layerwise_kv": True, "policy": "ellm", "ellm_uncached_frac": 1.1}, "ellm_uncached_frac"),
         ({"shadow_policy": "clairvoyant"}, "shadow_policy"),
+        ({"fairness": True}, "fairness"),  # vLLM's own order
+        ({"fairness": True, "policy": "fcfs-chunked"}, "fairness"),
+        ({"fairness": True, "layerwise_kv": True, "policy": "vllm"}, "fairness"),
+        ({"fairness_half_life_s": 0}, "fairness_half_life_s"),
         ({"plan_min_window": 9, "plan_max_window": 8}, "plan_max_window"),
         ({"plan_min_pause_s": 9.0, "plan_max_pause_s": 8.0}, "plan_max_pause_s"),
     ],
@@ -94,6 +99,12 @@ def test_a_bad_choice_of_policy_names_its_setting(wrong: dict[str, object], name
         ExecutorSettings(model="m", **wrong)  # type: ignore[arg-type]
 
     assert [error["loc"] for error in caught.value.errors()] == [(named,)]
+
+
+@pytest.mark.parametrize("choice", [{"layerwise_kv": True}, {"policy": "evenflow"}])
+def test_fairness_ids_have_shares_under_evenflow_if_asked_for(choice: dict[str, Any]) -> None:
+    assert not ExecutorSettings(model="m", **choice).fairness
+    assert ExecutorSettings(model="m", fairness=True, **choice).fairness_half_life_s == 300.0
 
 
 def test_an_executor_is_named_after_its_host() -> None:

@@ -1,5 +1,6 @@
 """Connector stats: merged over ranks and over time by one method."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, fields
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from services.executor.copies.device.stream_copy_engine import StreamCopyEngine
 from services.executor.copies.pages import GroupPages
 from services.executor.copies.timing.rank_stats import RankStats
 from services.executor.copies.transfer_runner import TransferRunner
+from services.executor.stats.controller_metrics import MAX_FAIRNESS_IDS, ControllerPromMetrics
 from services.executor.stats.kv_metrics import COUNTERS, GAUGES, KVPromMetrics
 from services.executor.stats.kv_stats import KVStats, Residencies
 from services.executor.step_messages import SaveOrder, StepTransfers
@@ -110,13 +112,38 @@ def test_all_that_the_controller_counts_adds_up() -> None:
     for _ in range(2):
         counts.reasons["fits"] += 1
         counts.triggered(Trigger.HELD)
+        counts.attained({"alice": 1.5}, jain_index=0.5)
         counts.judged(Verdict.APPLIED, waited_s=0.5, waited_steps=1)
         total = total.aggregate(KVStats(data={"controller": counts.take()}))
 
     merged = total.data["controller"]
     assert merged.keys() == counts.take().keys()
     assert (merged["reasons"], merged["triggers"]) == ({"fits": 2}, {"held": 2})
+    assert (merged["attained_kv_token_s"], merged["gauges"]["fairness_jain_frac"]) == (
+        {"alice": 3.0},
+        0.5,
+    )
     assert (merged["lateness_s"], merged["lateness_steps"]) == ([0.5, 0.5], [1, 1])
+
+
+def test_of_many_fairness_ids_the_first_have_labels_and_the_others_one() -> None:
+    registry = CollectorRegistry()
+
+    def make(kind: Any, name: str, text: str, labels: Sequence[str] = (), **more: Any) -> Any:
+        return kind(name, text, labelnames=["engine", *labels], registry=registry, **more)
+
+    def attained(name: str) -> float | None:
+        labels = {"engine": "e", "fairness_id": name}
+        return registry.get_sample_value("attained_kv_token_s_total", labels)
+
+    metrics, counts = ControllerPromMetrics((Counter, Gauge, Histogram), make), ControllerCounts()
+    for _ in range(2):
+        ids = [f"id{number}" for number in range(MAX_FAIRNESS_IDS + 3)]
+        counts.attained(dict.fromkeys(ids, 2.0), jain_index=1.0)
+        metrics.observe(counts.take(), ("e",))
+
+    assert [attained(name) for name in ("id0", "id999", "other")] == [4.0, 4.0, 12.0]
+    assert attained("id1000") is None
 
 
 def test_a_rank_reports_until_all_that_it_copied_is_told_and_then_nothing() -> None:

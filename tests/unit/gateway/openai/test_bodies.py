@@ -726,6 +726,25 @@ def test_two_headers_that_differ_are_both_named(bound: str) -> None:
     assert caught.value.field == names[0]
 
 
+FAIRNESS = ("x-evenflow-fairness-id", "x-llm-d-inference-fairness-id")
+
+
+def test_a_fairness_id_is_taken_from_either_header() -> None:
+    assert chat({}).fairness_id == chat({FAIRNESS[0]: ""}).fairness_id == ""
+    assert [chat({name: "team a"}).fairness_id for name in FAIRNESS] == ["team a", "team a"]
+    assert chat(dict.fromkeys(FAIRNESS, "a")).fairness_id == "a"
+    assert chat({FAIRNESS[0]: "a" * 256}).fairness_id == "a" * 256
+
+
+def test_two_fairness_ids_that_differ_and_one_that_is_too_long_are_named() -> None:
+    with pytest.raises(InvalidRequestError, match=f"{FAIRNESS[0]} and {FAIRNESS[1]}: ") as caught:
+        chat({FAIRNESS[0]: "a", FAIRNESS[1]: "b"})
+    assert caught.value.field == FAIRNESS[0]
+    with pytest.raises(InvalidRequestError, match="at most 256") as caught:
+        chat({FAIRNESS[1]: "a" * 257})
+    assert caught.value.field == FAIRNESS[1]
+
+
 @pytest.mark.parametrize("name", [*HEADERS, *LLM_D])
 @pytest.mark.parametrize("value", ["", "fast", "0", "-1", "nan", "inf", "1e-4", "1e8"])
 def test_a_header_at_fault_is_named(name, value) -> None:
