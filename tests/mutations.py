@@ -256,6 +256,27 @@ MUTATIONS = (
         ("tests/unit/gateway/access/test_api_keys.py",),
     ),
     Mutation(
+        "a key's bound does not hold for a priority in our object",
+        "services/gateway/openai/sampled.py",
+        "priority=self.evenflow.priority if is_in_object else self.priority",
+        "priority=self.priority",
+        ("tests/integration/test_gateway_api_keys.py", "-k", "may_not_ask"),
+    ),
+    Mutation(
+        "work that is less urgent counts as an agent's",
+        "services/gateway/request_class.py",
+        "if (request.priority or 0) > 0:",
+        "if (request.priority or 0) > 1:",
+        ("tests/unit/gateway/test_request_class.py",),
+    ),
+    Mutation(
+        "each token of a whole answer is a first one",
+        "services/gateway/live/delivery.py",
+        "            self._last_written_s = now_s\n            self.num_written += len(tokens)\n",
+        "            self.num_written += len(tokens)\n",
+        ("tests/unit/gateway/live/test_delivery.py",),
+    ),
+    Mutation(
         "urgent prompts are cut for readers that are less urgent",
         "services/placement/run/priorities.py",
         "r if r.priority <= most_urgent else replace(r, rate_tps=0.0)",

@@ -81,15 +81,17 @@ class ApiKey(SloFloors):
             return bytes.fromhex(secret.removeprefix(HASHED))
         return _digest(secret)
 
-    def priority(self, stated: int | None) -> int:
-        """Return a request's priority. Raises InvalidRequestError for one it may not state."""
+    def priority(self, stated: int | None, name: str = "priority") -> int:
+        """Return a request's priority. Raises InvalidRequestError, naming the field, for one that
+        it may not state.
+        """
         least, greatest = self.priorities
         if stated is None:
             default = self.default_priority
             return min(greatest, max(least, 0)) if default is None else default
         if not least <= stated <= greatest:
             rule = f"this API key may state {least} to {greatest}"
-            raise InvalidRequestError(f"priority: {rule}", field="priority")
+            raise InvalidRequestError(f"{name}: {rule}", field=name)
         return stated
 
     def __eq__(self, other: object) -> bool:
