@@ -17,6 +17,7 @@ OBSERVE = "evenflow_observe"
 HELD = "evenflow_held"
 DESCRIBE = "evenflow_describe"
 RELEASE_SESSION = "evenflow_release_session"
+KV_HOLDERS = "evenflow_kv_holders"
 NUM_MEASURED_STEPS = 3
 
 
@@ -30,6 +31,7 @@ def install() -> None:
     setattr(EngineCore, HELD, _held)
     setattr(EngineCore, DESCRIBE, _describe)
     setattr(EngineCore, RELEASE_SESSION, _release_session)
+    setattr(EngineCore, KV_HOLDERS, _kv_holders)
 
 
 def _deliver(core: Any, counts: dict[str, tuple[int, float]]) -> None:
@@ -67,6 +69,12 @@ def _release_session(core: Any, account: str, session_id: str) -> int:
     """Keep nothing for a session any more; see `ReaderStateMixin.release_session`."""
     num_tokens: int = core.scheduler.release_session(account, session_id)
     return num_tokens
+
+
+def _kv_holders(core: Any, max_sessions: int) -> dict[str, Any]:
+    """Return `KVHolders` as plain data; see `ReaderStateMixin.kv_holders`."""
+    plain: dict[str, Any] = core.scheduler.kv_holders(max_sessions)
+    return plain
 
 
 def _describe(core: Any) -> dict[str, Any]:

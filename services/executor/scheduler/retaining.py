@@ -1,14 +1,16 @@
 """What of requests' KV stays in the prefix cache because their clients asked for it."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
 from services.control.prefix_cache import num_complete
-from services.control.retention import RetentionBudget
+from services.control.retention import RetainingSession, RetentionBudget
 from services.executor.blocks.block_owner import BlockOwner
+from services.executor.kv_holders import HoldingSession
 from services.executor.kv_options import KVOptions
 from services.executor.request_tag import KeptTokens, kept_of, retained_to_params
 from services.generation.retention import (
@@ -18,6 +20,7 @@ from services.generation.retention import (
     RetentionStatus,
 )
 
+MAX_COUNTED_COLUMNS = 1 << 14  # for one account of sessions
 UNTOLD = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
 
 
@@ -65,6 +68,45 @@ class Retaining:
     def release(self, account: str, session_id: str) -> int:
         """Retain nothing for a session any more; return how many tokens it retained."""
         return self._retention.release(account, session_id) * self._owner.geometry.block_size
+
+    def sessions(self, limit: int, now_s: float) -> list[HoldingSession]:
+        """Return the sessions that most is retained for, most first. Costs a look-up for each of
+        their columns, of which MAX_COUNTED_COLUMNS are looked up: larger ones have fewer figures.
+        """
+        self._retention.advance(now_s)
+        held, num_left = list[HoldingSession](), MAX_COUNTED_COLUMNS
+        for one in self._retention.largest(limit):
+            is_counted = one.num_columns <= num_left
+            num_left -= one.num_columns if is_counted else 0
+            held.append(self._held(one, now_s, is_counted=is_counted))
+        return held
+
+    def _held(self, session: RetainingSession, now_s: float, *, is_counted: bool) -> HoldingSession:
+        block_size = self._owner.geometry.block_size
+        held = HoldingSession(
+            account=session.account,
+            session_id=session.session,
+            num_retained_tokens=session.num_columns * block_size,
+        )
+        if not is_counted:
+            return held
+        cache, num_in_pool, num_on_host, last_s = self._owner.host.cache, 0, 0, now_s
+        for key, until_s in self._retention.columns(session.account, session.session):
+            last_s = max(last_s, until_s)
+            if (column := cache.get(key)) is not None:
+                num_in_pool += column.is_in_pool
+                num_on_host += column.is_complete
+        return replace(
+            held,
+            num_pool_tokens=num_in_pool * block_size,
+            num_host_tokens=num_on_host * block_size,
+            retained_for_s=last_s - now_s,
+        )
+
+    @property
+    def num_sessions(self) -> int:
+        """Return how many sessions something is retained for."""
+        return self._retention.num_sessions
 
     def _retain(
         self, request: Request, kept: KeptTokens, num_tokens: int, now_s: float

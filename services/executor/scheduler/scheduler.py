@@ -341,6 +341,9 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     def release_session(self, account: str, session_id: str) -> int:
         return self.retaining.release(account, session_id)
 
+    def _holding_sessions(self, limit: int, now_s: float) -> tuple[list[Any], int]:
+        return self.retaining.sessions(limit, now_s), self.retaining.num_sessions
+
     @property
     def num_cached_tokens(self) -> int:
         owner = self.block_owner
