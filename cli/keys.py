@@ -132,6 +132,7 @@ def command(context: click.Context, file: Path | None, redis_url: str | None) ->
 @click.option("--min-slo-tpot-s", type=float, help="tightest mean time per token")
 @click.option("--min-slo-tbt-s", type=float, help="tightest time between tokens")
 @click.option("--priorities", type=(int, int), help="least and greatest of its requests")
+@click.option("--admin", is_flag=True, default=None, help="it may see what all keys' requests do")
 @click.pass_obj
 def add(place: _Place, /, name: str, **limits: Any) -> None:
     """Make a key and show it, this once: only its hash is kept."""

@@ -226,6 +226,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.observing = open_gate()  # nobody sees anything before
         self.watched_at: list[float] = []  # rates asked for
         self.sessions: dict[tuple[str, str], int] = {}  # tokens kept, by account and session
+        self.holders = pb.GetKVHoldersResponse()  # what holds KV
+        self.holder_limits: list[int] = []  # of entries, that were asked for
         self.num_watchers = 0
         self.session: Session | None = None  # newest
         self.host, self.port = host, port or free_port()
@@ -299,6 +301,12 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
     ) -> pb.ReleaseSessionResponse:
         num_tokens = self.sessions.pop((request.account, request.session_id), 0)
         return pb.ReleaseSessionResponse(num_tokens=num_tokens)
+
+    async def GetKVHolders(  # noqa: N802
+        self, request: pb.GetKVHoldersRequest, context: aio.ServicerContext
+    ) -> pb.GetKVHoldersResponse:
+        self.holder_limits.append(request.limit)
+        return self.holders
 
     async def WatchRequests(  # noqa: N802
         self, request: pb.WatchRequestsRequest, context: aio.ServicerContext

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
@@ -46,17 +47,21 @@ class Endpoint:
         Raises AnswerError: UnreachableError, RefusedError, or one for another kind of server.
         """
         try:
-            answer = httpx.get(
-                f"{self.base_url}/v1/models", headers=self.headers, timeout=TIMEOUT_S
-            )
+            return [str(model["id"]) for model in self.get("/v1/models")["data"]]
+        except (ValueError, LookupError, TypeError) as error:
+            raise AnswerError(f"what answers at {self.base_url} is no OpenAI API") from error
+
+    def get(self, path: str) -> Any:
+        """Return the JSON at a path. Raises UnreachableError, RefusedError, and ValueError if it is
+        none.
+        """
+        try:
+            answer = httpx.get(f"{self.base_url}{path}", headers=self.headers, timeout=TIMEOUT_S)
         except (httpx.TransportError, httpx.InvalidURL) as error:
             raise UnreachableError(self.base_url) from error
         if answer.status_code != httpx.codes.OK:
             raise RefusedError(answer.status_code, answer.text)
-        try:
-            return [str(model["id"]) for model in answer.json()["data"]]
-        except (ValueError, LookupError, TypeError) as error:
-            raise AnswerError(f"what answers at {self.base_url} is no OpenAI API") from error
+        return answer.json()
 
 
 def endpoint_at(url: str, api_key: str = "") -> Endpoint:

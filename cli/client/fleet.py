@@ -3,17 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-import httpx
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from cli.client.endpoint import (
-    TIMEOUT_S,
-    AnswerError,
-    Endpoint,
-    RefusedError,
-    UnreachableError,
-)
+from cli.client.endpoint import AnswerError, Endpoint
 
 MAX_REQUESTS = 40  # that are shown
 UNKNOWN = "?"
@@ -23,15 +16,8 @@ Executor: TypeAlias = Mapping[str, Any]  # an entry of `GET /v1/evenflow/fleet`
 
 def read_fleet(endpoint: Endpoint) -> Sequence[Executor]:
     """Return what a gateway's tracker knows of now. Raises AnswerError."""
-    url = f"{endpoint.base_url}/v1/evenflow/fleet"
     try:
-        answer = httpx.get(url, headers=endpoint.headers, timeout=TIMEOUT_S)
-    except (httpx.TransportError, httpx.InvalidURL) as error:
-        raise UnreachableError(endpoint.base_url) from error
-    if answer.status_code != httpx.codes.OK:
-        raise RefusedError(answer.status_code, answer.text)
-    try:
-        executors: Sequence[Executor] = answer.json()["executors"]
+        executors: Sequence[Executor] = endpoint.get("/v1/evenflow/fleet")["executors"]
     except (ValueError, LookupError, TypeError) as error:
         raise AnswerError(f"what answers at {endpoint.base_url} is no gateway") from error
     return executors

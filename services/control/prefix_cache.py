@@ -37,6 +37,11 @@ class Column:
     is_left: bool = False  # in the pool, in free blocks that still hold it in every layer group
     author: str = ""  # the request whose steps computed it; unset where that does not matter
 
+    @property
+    def is_in_pool(self) -> bool:
+        """Whether live requests or free blocks have it there; live ones not in every layer."""
+        return self.is_left or self.holder is not None
+
     def slot(self, group: int) -> int:
         """Return a layer group's slot, or what stands for none."""
         return self.slots[group] if self.slots else NO_SLOT
@@ -82,6 +87,10 @@ class PrefixCache:
                 break
             found.append(column)
         return found
+
+    def get(self, key: Hashable) -> Column | None:
+        """Return the column of one block, if it is here."""
+        return self._columns.get(key)
 
     def find_again(
         self, found: FoundPrefix, keys: Iterable[Hashable], num_keys: int

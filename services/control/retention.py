@@ -6,9 +6,9 @@ Times are whole seconds of one clock; they end when `advance` is told so.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nlargest
 from math import ceil, floor
 
 UNNAMED = ""  # the session of what no session can release
@@ -28,6 +28,15 @@ class RetentionBudget:
             num_columns=max(0, self.num_columns - used.num_columns),
             column_s=max(0.0, self.column_s - used.column_s),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetainingSession:
+    """A session of an account, and what it retains."""
+
+    account: str
+    session: str
+    num_columns: int
 
 
 @dataclass(slots=True, eq=False)
@@ -207,6 +216,28 @@ class Retention:
         assert num_accounts == self._num_accounts
         assert {second: set(ends) for second, ends in self._ending.items() if ends} == ending
         assert sorted(self._seconds) == sorted(self._ending), "a second is lost, or there twice"
+
+    @property
+    def sessions(self) -> Iterator[tuple[str, str]]:
+        """Yield the accounts and names of the sessions that retain columns."""
+        for account, mine in self._accounts.items():
+            for session in mine.columns_of:
+                yield account, session
+
+    def largest(self, limit: int) -> list[RetainingSession]:
+        """Return the sessions that retain most columns, most first."""
+        sessions = (
+            RetainingSession(account=account, session=session, num_columns=len(keys))
+            for account, mine in self._accounts.items()
+            for session, keys in mine.columns_of.items()
+        )
+        return nlargest(limit, sessions, key=lambda one: one.num_columns)
+
+    def columns(self, account: str, session: str) -> Iterator[tuple[Hashable, int]]:
+        """Yield the columns that a session retains, each with its instant."""
+        mine = self._accounts.get(account, _Account())
+        for key in mine.columns_of.get(session, ()):
+            yield key, mine.until_s[key][session]
 
     def used(self, account: str) -> RetentionBudget:
         """Return what of an account's budget is used now."""

@@ -10,6 +10,7 @@ from services.executor.observation import (
     PrefixObservation,
     RequestObservation,
 )
+from services.executor.serving.kv_account import HeldRequest, KVAccount
 from services.executor.serving.step_stream import Frame, Output
 from services.executor.types import (
     EngineLoad,
@@ -49,6 +50,7 @@ from services.placement.types import RequestPhase
 
 DEFAULT_UPDATES_PER_S = 2.0
 MAX_UPDATES_PER_S = 20.0
+DEFAULT_HOLDERS, MAX_HOLDERS = 100, 1_000  # entries of each list
 
 _REQUEST_STATES = {
     RequestPhase.WAITING: pb.REQUEST_STATE_QUEUED,
@@ -291,4 +293,31 @@ def _observed_request(request: RequestObservation) -> pb.ObservedRequest:
         residency=map(_RESIDENCIES.__getitem__, request.residency),
         why=request.why.value,
         why_text=request.why.text,
+    )
+
+
+def holders_limit(request: pb.GetKVHoldersRequest) -> int:
+    """Return how many entries are asked for; InvalidRequestError for too many, or fewer than 1."""
+    limit = request.limit or DEFAULT_HOLDERS
+    _require(0 < limit <= MAX_HOLDERS, "limit", f"limit must be in [1, {MAX_HOLDERS}]")
+    return limit
+
+
+def kv_account_to_proto(account: KVAccount) -> pb.GetKVHoldersResponse:
+    requests = map(_held_request, account.requests)
+    return write(account, pb.GetKVHoldersResponse, requests=requests)
+
+
+def _held_request(held: HeldRequest) -> pb.HoldingRequest:
+    holding, use = held.holding, held.holding.use
+    return write(
+        holding,
+        pb.HoldingRequest,
+        holder=write(held.holder, pb.Holder),
+        state=_REQUEST_STATES[holding.phase],
+        why=holding.why.value,
+        why_text=holding.why.text,
+        num_pool_tokens=use.num_pool_tokens,
+        num_host_tokens=use.num_host_tokens,
+        num_shared_tokens=use.num_shared_tokens,
     )

@@ -70,6 +70,12 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
         num_tokens = await self._front.release_session(request.account, request.session_id)
         return pb.ReleaseSessionResponse(num_tokens=num_tokens)
 
+    async def GetKVHolders(
+        self, request: pb.GetKVHoldersRequest, context: Context
+    ) -> pb.GetKVHoldersResponse:
+        limit = convert.holders_limit(request)
+        return convert.kv_account_to_proto(await self._front.kv_account(limit))
+
     async def WatchRequests(
         self, request: pb.WatchRequestsRequest, context: Context
     ) -> AsyncIterator[pb.WatchRequestsResponse]:

@@ -98,6 +98,15 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """By what a request is told apart in the account of KV."""
+
+    account: str = ""  # the API key's name; empty without keys
+    session_id: str = ""  # as its client names it; empty: of none
+    request_class: str = ""  # a name; empty: not known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """One request as a gateway hands it over."""
 
@@ -117,6 +126,7 @@ class Submission:
     resume: Resume | None = None  # what its answer has already
     rendered_at_s: Instant = 0.0  # that a chat template takes for now; 0: it has a clock
     retention: RetentionHint | None = None  # what is to be kept of its KV
+    holder: Holder | None = None  # None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from services.gateway.errors import (
     GenerationFailedError,
     UnknownModelError,
 )
+from services.gateway.request_class import class_of
 from services.generation.conversation import ChatMessage
 from services.generation.convert import (
     FINISH_FROM_PROTO,
@@ -144,6 +145,11 @@ def submit_to_proto(
         sampling=sampling_to_proto(request.sampling),
         cache_salt=request.shared_cache,
         retention=_hint_to_proto(request),
+        holder=executor_pb2.Holder(
+            account=request.tenant,
+            session_id=request.session_name,
+            request_class=class_of(request).value,
+        ),
         trace_context=_trace(trace),
         further_answers=(),
         resume=None if resume is None else write(resume, executor_pb2.Resume),

@@ -113,6 +113,15 @@ class HostNotAllowedError(InvalidRequestError):
         )
 
 
+class AdminKeyNeededError(InvalidRequestError):
+    """The caller's API key may not see what others do."""
+
+    reason = "ADMIN_KEY_NEEDED"
+
+    def __init__(self) -> None:
+        super().__init__("this API key is not an admin's: its entry needs `admin = true`")
+
+
 class TooManyRequestsError(OverloadedError):
     """The gateway has as many live requests as it may have, or would."""
 

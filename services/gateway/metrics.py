@@ -10,10 +10,12 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from services.gateway.request_class import RequestClass
 from services.pacing.cause import Cause
 
 _TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80)
 _TBT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 5)
+_WAIT_BUCKETS_S = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 
 TTFT_SECONDS = Histogram(
     "evenflow_ttft_seconds",
@@ -42,7 +44,7 @@ LONGEST_GAP_SECONDS = Histogram(
     "Longest gap between two tokens of one complete answer, as they were written to the client, by "
     "what keeps tokens back.",
     ["release"],
-    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64),
+    buckets=_WAIT_BUCKETS_S,
 )
 UNREAD_TOKENS = Counter(
     "evenflow_unread_tokens_total",
@@ -52,6 +54,20 @@ READ_FRAC = Histogram(
     "evenflow_abandoned_read_frac",
     "Share of the text generated so far that was read, by its pace, of answers whose clients left.",
     buckets=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1),
+)
+CLASS_TTFT_SECONDS = Histogram(
+    "evenflow_class_ttft_seconds",
+    "Time from a request's arrival to its first token, by the request's class: as handed over to "
+    "the client, or as made if the answer is given as a whole.",
+    ["class"],
+    buckets=_TTFT_BUCKETS_S,
+)
+CLASS_WAIT_SECONDS = Histogram(
+    "evenflow_class_wait_seconds",
+    "Longest time that one complete answer stood still after its first token, by the request's "
+    "class: without a new token, or beyond its reader's pace if it has one.",
+    ["class"],
+    buckets=_WAIT_BUCKETS_S,
 )
 REASONING_TOKENS = Counter(
     "evenflow_reasoning_tokens_total",
@@ -72,7 +88,7 @@ MOVES = Counter(
 MOVE_GAP_SECONDS = Histogram(
     "evenflow_gateway_move_gap_seconds",
     "Time from the loss of a request's executor to its next token from the next one.",
-    buckets=(0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64),
+    buckets=_WAIT_BUCKETS_S,
 )
 MOVES_HIDDEN = Counter(
     "evenflow_gateway_moves_hidden_total",
@@ -124,7 +140,7 @@ class DeliveredTokens(Collector):
     """
 
     def __init__(self) -> None:
-        self.num_written = 0
+        self.num_written = dict.fromkeys(RequestClass, 0)
         self.num_paced = 0
         self.num_effective = 0.0
         self.num_missed = 0.0
@@ -146,8 +162,18 @@ class DeliveredTokens(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics, for a scrape."""
         yield CounterMetricFamily(
-            "evenflow_delivered_tokens", "Tokens written to clients.", self.num_written
+            "evenflow_delivered_tokens",
+            "Tokens written to clients.",
+            sum(self.num_written.values()),
         )
+        by_class = CounterMetricFamily(
+            "evenflow_class_tokens",
+            "Tokens written to clients, by the request's class.",
+            labels=["class"],
+        )
+        for kind, number in self.num_written.items():
+            by_class.add_metric([kind.value], number)
+        yield by_class
         yield CounterMetricFamily(
             "evenflow_paced_tokens",
             "Tokens after the first of streams with a release interval.",
@@ -196,5 +222,8 @@ class DeliveredTokens(Collector):
         yield from (rebuffering, misses)
 
 
+for kind in RequestClass:  # each has its figures from the beginning
+    for histogram in (CLASS_TTFT_SECONDS, CLASS_WAIT_SECONDS):
+        histogram.labels(kind.value)
 DELIVERED = DeliveredTokens()
 REGISTRY.register(DELIVERED)

@@ -79,6 +79,7 @@ class GenerationRequest:
     echo: bool = False  # give the prompt back
     returns_prompt_ids: bool = False  # give the prompt's ids back
     priority: int | None = None  # lower is more urgent; None: the key's default, else 0
+    priority_name: str = "priority"  # what the client calls that
     tenant: str = ""  # whose it is; tenants share no cached prefixes of prompts
     cache_salt: str = ""  # nor do a tenant's requests with different ones
     session_id: str = ""  # its client's name for a conversation; empty: its text tells which
@@ -96,6 +97,11 @@ class GenerationRequest:
         of which nothing is known. No tenant's name and no salt has a line end.
         """
         return f"{self.tenant}\n{self.cache_salt}" if self.cache_salt else self.tenant
+
+    @property
+    def session_name(self) -> str:
+        """Return the session that it is of, as its client names it; empty: of none."""
+        return self.session_id or (self.retention.session_id if self.retention else "")
 
     @property
     def num_begun_tokens(self) -> int:

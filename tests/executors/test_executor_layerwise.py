@@ -154,11 +154,19 @@ async def test_what_is_asked_for_is_kept_up_to_the_accounts_share_and_released_b
     span = gen.RetainedSpan(end=num_columns * BLOCK_SIZE, retention_s=600.0)
     clipped = gen.Retained(status=gen.RETENTION_STATUS_CLIPPED, spans=[span])
     assert answer.ending.retained == clipped
+    told = await gateway.stub.GetKVHolders(pb.GetKVHoldersRequest(limit=1))
+    (session,) = told.sessions
+    assert (session.account, session.session_id, told.num_sessions) == ("alice", "s", 1)
+    assert session.num_retained_tokens == span.end
+    assert 0 < session.num_host_tokens <= span.end
+    assert 0.0 < session.retained_for_s <= 601.0
     released = [
         await gateway.stub.ReleaseSession(pb.ReleaseSessionRequest(account=name, session_id="s"))
         for name in ("bob", "alice", "alice")
     ]
     assert [one.num_tokens for one in released] == [0, span.end, 0]
+    told = await gateway.stub.GetKVHolders(pb.GetKVHoldersRequest())
+    assert (list(told.sessions), told.num_sessions) == ([], 0)
 
 
 async def test_what_a_turn_with_a_tool_call_leaves_is_kept_until_its_session_ends(

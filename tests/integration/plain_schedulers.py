@@ -13,7 +13,9 @@ from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
 from lab.models import exactness_model
+from services.executor import kv_holders
 from services.executor.engine.config import make_config
+from services.executor.kv_holders import HoldingRequest
 from services.executor.observation import RequestObservation, from_plain
 from services.executor.request_tag import Begun, to_extra_args, with_begun
 from services.executor.settings import ExecutorSettings
@@ -103,3 +105,9 @@ def run_step(scheduler: Any) -> list[str]:
 def observed(scheduler: Any) -> dict[str, RequestObservation]:
     requests = from_plain(scheduler.observe()).requests
     return {request.request_id: request for request in requests}
+
+
+def holding(scheduler: Any, request_id: str) -> HoldingRequest:
+    """Return where a request's KV is."""
+    requests = kv_holders.from_plain(scheduler.kv_holders(9)).requests
+    return next(request for request in requests if request.request_id == request_id)

@@ -10,6 +10,7 @@ from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from services.executor.kv_holders import KVUse
 from services.executor.observation import from_plain
 from services.executor.request_tag import Begun, to_extra_args
 from services.executor.scheduler.plain import plain_scheduler
@@ -23,6 +24,7 @@ from services.placement.types import RequestPhase
 from tests.integration.plain_schedulers import (
     BLOCK_SIZE,
     NUM_BLOCKS,
+    holding,
     make_request,
     making,
     observed,
@@ -179,6 +181,12 @@ def test_a_held_request_gives_way_to_who_waits_and_is_computed_again(
         run_step(scheduler)
     assert observed(scheduler)["waiting"].num_generated_tokens == 0
 
+    held, waiting = holding(scheduler, "held"), holding(scheduler, "waiting")
+    assert held.use.num_pool_tokens >= half
+    assert (held.num_recomputed_tokens, held.waited_s, held.why) == (0, 0.0, Reason.READER)
+    assert (waiting.use, waiting.phase) == (KVUse(), RequestPhase.WAITING)
+    assert waiting.waited_s > 0.0
+
     monkeypatch.setattr(plain_scheduler, "MIN_HELD_S", 0.0)
     until_generated(scheduler, "waiting", 3)
     scheduler.check_integrity()
@@ -187,9 +195,24 @@ def test_a_held_request_gives_way_to_who_waits_and_is_computed_again(
     run_step(scheduler)
     assert observed(scheduler)["held"].num_generated_tokens == 2  # there is room, and no reader
 
+    assert holding(scheduler, "held").use == KVUse()
     scheduler.hold({"held": False})
     until_generated(scheduler, "held", 5)
     scheduler.check_integrity()
+    assert half < holding(scheduler, "held").num_recomputed_tokens <= half + 3
+
+
+def test_blocks_of_several_requests_are_told_as_shared(scheduler: Any) -> None:
+    for name in ("a", "b"):
+        scheduler.add_request(make_request(name, None, num_prompt_tokens=2 * BLOCK_SIZE))
+    run_step(scheduler)
+    blocks = scheduler.kv_cache_manager.get_blocks("a").blocks[0]
+    num_tokens = scheduler.requests["a"].num_computed_tokens
+    assert holding(scheduler, "a").use == KVUse(num_pool_tokens=num_tokens)
+    blocks[0].ref_cnt += 1  # as vLLM's prefix cache has it
+
+    shared = KVUse(num_pool_tokens=num_tokens - BLOCK_SIZE, num_shared_tokens=BLOCK_SIZE)
+    assert holding(scheduler, "a").use == shared
 
 
 def test_a_held_request_keeps_its_blocks_while_there_is_room(

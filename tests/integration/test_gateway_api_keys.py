@@ -159,6 +159,8 @@ async def test_a_key_that_states_no_limit_gets_half_of_the_places(
         ({"evenflow": {"slo_tbt_ms": 19}}, "slo_tbt"),
         ({"evenflow": {"slo_tbt_ms": 20}}, None),
         ({"priority": -1}, "priority"),
+        ({"evenflow": {"priority": -1}}, "evenflow.priority"),
+        ({"priority": -1, "evenflow": {"priority": 1}}, None),
     ],
 )
 async def test_what_a_key_may_not_ask_for_is_refused(

@@ -135,6 +135,26 @@ async def test_every_sampling_parameter_reaches_the_executor(client, executor, p
     assert (submit.priority, submit.echo) == (-2, not is_chat)
 
 
+@pytest.mark.parametrize(
+    ("path", "prompt"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}),
+    ],
+)
+async def test_every_api_takes_a_priority_in_our_object_or_beside_it(
+    client, executor, path, prompt
+) -> None:
+    for asked in ({"priority": 4}, {"evenflow": {"priority": 7}, "priority": 4}):
+        answer = await client.http.post(path, json={"model": MODEL, **prompt, **asked})
+        assert answer.status_code == 200, answer.text
+        assert "x-evenflow-ignored" not in answer.headers
+
+    assert [submit.priority for submit in executor.submits] == [4, 7]
+
+
 async def test_every_sampling_field_of_the_grpc_edge_reaches_the_executor(client, executor) -> None:
     stub = pb_grpc.GatewayServiceStub(client.channel)
     sampling = gen.SamplingParams(

@@ -59,6 +59,7 @@ OPERATIONS = [
     ("GET", "/v1/streams/{stream_id}"),
     ("GET", "/v1/responses/{response_id}"),
     ("PATCH", "/v1/streams/{stream_id}"),
+    ("GET", "/v1/evenflow/kv"),
     ("DELETE", "/v1/evenflow/sessions/{session_id}"),
 ]
 ENDLESS = [("GET", "/v1/evenflow/watch")]

@@ -51,6 +51,8 @@ class RequestRecord(Generic[KVT]):
     waited_s: float = 0.0  # before it last came in
     resumed_s: float | None = None  # end of its last hold
     reason: Reason | None = None  # of the run policy's decision in force; None: it did not see it
+    num_computed_before: int = 0  # tokens whose KV there was when it was last preempted
+    num_recomputed_tokens: int = 0  # computed once more, since their KV was lost
     num_parks: int = 0  # times that a run policy sent it to the queue
     stage: Stage = Stage.PREFILL
     way: ResumeWay | None = None  # in which it is being brought back
@@ -76,10 +78,15 @@ class RequestRecord(Generic[KVT]):
         if self.is_prepared:
             self.enter(State.WAITING)
 
-    def preempted(self) -> None:
-        """Go back to the queue."""
+    def preempted(self, num_computed_tokens: int = 0) -> None:
+        """Go back to the queue, with the KV of so many tokens."""
         self.enter(State.WAITING)
+        self.num_computed_before = num_computed_tokens
         self.stage, self.run_since_s = Stage.PREFILL, None
+
+    def came_back(self, num_computed_tokens: int) -> None:
+        """Go on where KV is for so many tokens."""
+        self.num_recomputed_tokens += max(0, self.num_computed_before - num_computed_tokens)
 
     def hold(self, reason: Hold, now_s: float) -> None:
         """Keep it from running from the next step on; once more for a reason changes nothing."""

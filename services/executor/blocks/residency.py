@@ -19,6 +19,7 @@ from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.host_pool import SlotPromise
+from services.executor.kv_holders import KVUse
 from services.executor.step_messages import POSITION_BITS
 from services.placement.layer_placement import LayerPlacement
 
@@ -137,6 +138,15 @@ class RequestKV(Holder):
     @property
     def num_side_tokens(self) -> int:
         return self.side_copy.num_tokens if self.side_copy and self.side_copy.is_on_host else 0
+
+    @property
+    def use(self) -> KVUse:
+        """Return where its KV is, in tokens of all layers."""
+        return KVUse(
+            num_pool_tokens=self.num_owned * self.block_size // len(self.groups),
+            num_host_tokens=self.num_host_blocks * self.block_size,
+            num_shared_tokens=self.num_shared * self.block_size,
+        )
 
     def num_blocks_in_transit(self) -> int:
         """Return what `Holder` does, and blocks that are scratch no more."""

@@ -12,6 +12,7 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from services.executor import kv_holders
 from services.executor.engine import engine_calls
 from services.executor.engine.aborts import Aborts
 from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting, StepCollector
@@ -22,6 +23,7 @@ from services.executor.engine.kv_facts import kv_facts
 from services.executor.engine.load_recorder import LoadRecorder
 from services.executor.engine.reader_relay import ReaderRelay
 from services.executor.engine.replay import Replay, Replayed
+from services.executor.kv_holders import KVHolders
 from services.executor.kv_options import caches_prefixes, layers_per_group, max_num_active_seqs
 from services.executor.observation import EngineObservation, from_plain
 from services.executor.prompts.chat_template import known_variables
@@ -293,6 +295,11 @@ class Engine:
         """Return what the scheduler sees now, between two steps; never returns if it has died."""
         plain = await self._llm.engine_core.call_utility_async(engine_calls.OBSERVE)
         return from_plain(plain)
+
+    async def kv_holders(self, max_sessions: int) -> KVHolders:
+        """Return what holds KV now, and of sessions those with most; between two steps."""
+        call = self._llm.engine_core.call_utility_async
+        return kv_holders.from_plain(await call(engine_calls.KV_HOLDERS, max_sessions))
 
     def num_steps(self) -> int:
         """Return how many steps the engine has ended, as far as this process has heard."""

@@ -18,6 +18,7 @@ HELD = "evenflow_held"
 DESCRIBE = "evenflow_describe"
 KEEP_TURNS = "evenflow_keep_turns"
 RELEASE_SESSION = "evenflow_release_session"
+KV_HOLDERS = "evenflow_kv_holders"
 NUM_MEASURED_STEPS = 3
 
 
@@ -32,6 +33,7 @@ def install() -> None:
     setattr(EngineCore, DESCRIBE, _describe)
     setattr(EngineCore, KEEP_TURNS, _keep_turns)
     setattr(EngineCore, RELEASE_SESSION, _release_session)
+    setattr(EngineCore, KV_HOLDERS, _kv_holders)
 
 
 def _deliver(core: Any, counts: dict[str, tuple[int, float]]) -> None:
@@ -74,6 +76,12 @@ def _release_session(core: Any, account: str, session_id: str) -> int:
     """Keep nothing for a session any more; see `ReaderStateMixin.release_session`."""
     num_tokens: int = core.scheduler.release_session(account, session_id)
     return num_tokens
+
+
+def _kv_holders(core: Any, max_sessions: int) -> dict[str, Any]:
+    """Return `KVHolders` as plain data; see `ReaderStateMixin.kv_holders`."""
+    plain: dict[str, Any] = core.scheduler.kv_holders(max_sessions)
+    return plain
 
 
 def _describe(core: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.residency import RequestKV
@@ -42,8 +42,10 @@ class EngineRequests:
         return max(0, self._scheduler.max_num_active_reqs - len(self._scheduler.running))
 
 
-def told_length(request: Request) -> int:
-    """Return how many tokens an answer has, for what others will have; 0 says nothing of those:
-    it may have one token only.
+def told_length(request: Request) -> int | None:
+    """Return how many tokens an answer has, for what others will have. None of one that was broken
+    off; 0, which says nothing of those, of one that may have one token only.
     """
+    if request.status == RequestStatus.FINISHED_ABORTED:
+        return None
     return 0 if request.max_tokens == 1 else int(request.num_output_tokens)

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -11,14 +11,16 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request, RequestStatus
 
 from services.control.measures.step_clock import StepClock
-from services.control.requests.life import Hold
+from services.control.requests.life import Hold, State
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import phase_of
 from services.control.step_loop import StepLoop
+from services.executor import kv_holders
 from services.executor.blocks.holder import GroupKV
 from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.engine import engine_calls
 from services.executor.engine.parent_watch import end_with_parent
+from services.executor.kv_holders import HoldingRequest, HoldingSession, KVHolders, KVUse
 from services.executor.observation import (
     EngineObservation,
     GroupPlace,
@@ -123,13 +125,16 @@ class ReaderStateMixin(VllmScheduler):
     def _admitted(self, output: SchedulerOutput) -> list[Request]:
         """Return the requests that run now, and did not in the step before."""
         new = (request.req_id for request in output.scheduled_new_reqs)
-        return [
-            self.requests[name] for name in (*output.scheduled_cached_reqs.resumed_req_ids, *new)
-        ]
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        for name in resumed:
+            num_before = self.requests[name].num_computed_tokens - output.num_scheduled_tokens[name]
+            self.records[name].came_back(num_before)
+        return [self.requests[name] for name in (*resumed, *new)]
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        num_computed_tokens = request.num_computed_tokens
         super()._preempt_request(request, *args, **kwargs)
-        self.records[request.request_id].preempted()
+        self.records[request.request_id].preempted(num_computed_tokens)
         request.next_decode_eligible_step = 0  # if it was skipped
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
@@ -318,6 +323,50 @@ class ReaderStateMixin(VllmScheduler):
             pace_tail=buffer.service_level.pace_tail,
             why=record.why,
             residency=residency_of(groups),
+        )
+
+    def kv_holders(self, max_sessions: int) -> dict[str, Any]:
+        """Return `KVHolders` as plain data."""
+        now_s = time.monotonic()
+        sessions, num_sessions = self._holding_sessions(max_sessions, now_s)
+        requests = (
+            self._holding(self.requests[request_id], record, now_s)
+            for request_id, record in self.records.items()
+        )
+        return kv_holders.to_plain(
+            KVHolders(requests=tuple(requests), sessions=tuple(sessions), num_sessions=num_sessions)
+        )
+
+    def _holding_sessions(self, limit: int, now_s: float) -> tuple[list[HoldingSession], int]:
+        """Return what is kept for sessions, most first, and for how many of them."""
+        return [], 0
+
+    def _holding(
+        self, request: Request, record: RequestRecord[RequestKV], now_s: float
+    ) -> HoldingRequest:
+        waits = record.state is not State.RUNNING and not record.holds
+        return HoldingRequest(
+            request_id=request.request_id,
+            phase=phase_of(request, record),
+            priority=record.priority,
+            why=record.why,
+            waited_s=max(0.0, record.away_s(now_s)) if waits else 0.0,
+            num_recomputed_tokens=record.num_recomputed_tokens,
+            use=self._use_of_whole(request) if record.kv is None else record.kv.use,
+        )
+
+    def _use_of_whole(self, request: Request) -> KVUse:
+        """Return where the KV of a request is that vLLM keeps whole; without blocks it is nowhere.
+        Of groups of several kinds the first tells what is shared.
+        """
+        blocks = self.kv_cache_manager.get_blocks(request.request_id).blocks[0]
+        if not blocks:
+            return KVUse()
+        num_shared = sum(1 for _ in takewhile(lambda block: block.ref_cnt > 1, blocks))
+        num_shared_tokens = min(num_shared * self.block_size, request.num_computed_tokens)
+        return KVUse(
+            num_pool_tokens=request.num_computed_tokens - num_shared_tokens,
+            num_shared_tokens=num_shared_tokens,
         )
 
     def check_integrity(self) -> None:

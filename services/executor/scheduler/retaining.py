@@ -2,9 +2,9 @@
 answer ended with a tool call.
 """
 
-from collections import OrderedDict
-from collections.abc import Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, OrderedDict
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +13,7 @@ from vllm.v1.request import Request, RequestStatus
 from services.control.prefix_cache import num_complete
 from services.control.retention import RetentionBudget
 from services.executor.blocks.block_owner import BlockOwner
+from services.executor.kv_holders import HoldingSession
 from services.executor.kv_options import KVOptions
 from services.executor.request_tag import (
     KeptTokens,
@@ -29,6 +30,7 @@ from services.generation.retention import (
 )
 
 MAX_ENDED_TURNS = 256  # of which the front may still say that they ended with a tool call
+MAX_COUNTED_COLUMNS = 1 << 14  # for one account of sessions
 UNTOLD = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
 
 
@@ -52,6 +54,7 @@ class Retaining:
     def __init__(self, owner: BlockOwner, options: KVOptions) -> None:
         self._owner, self._options = owner, options
         self._retention, self._awaited = owner.host.cache.retention, owner.host.cache.awaited
+        self._books = (self._retention, self._awaited)
         self._begun: set[str] = set()  # requests whose prompt was answered for
         self._told: dict[str, dict[str, Any]] = {}  # of requests that end with this step
         self._ended_turns: OrderedDict[str, _EndedTurn] = OrderedDict()
@@ -136,6 +139,54 @@ class Retaining:
         """Let no request begin with what was computed until now, nor let any of it be retained."""
         self._ended_turns.clear()
         self._owner.forget_prefixes()
+
+    def sessions(self, limit: int, now_s: float) -> list[HoldingSession]:
+        """Return the sessions that most is kept for, most first. Costs a look-up for each of their
+        columns, of which MAX_COUNTED_COLUMNS are looked up: larger ones have fewer figures.
+        """
+        sizes = Counter[tuple[str, str]]()
+        for book in self._books:
+            book.advance(now_s)
+            for one in book.largest(limit):
+                sizes[one.account, one.session] += one.num_columns
+        held, num_left = list[HoldingSession](), MAX_COUNTED_COLUMNS
+        for (account, session), num_columns in sizes.most_common(limit):
+            is_counted = num_columns <= num_left
+            num_left -= num_columns if is_counted else 0
+            columns = self._columns(account, session) if is_counted else None
+            kept = HoldingSession(
+                account=account,
+                session_id=session,
+                num_retained_tokens=num_columns * self._owner.geometry.block_size,
+            )
+            held.append(kept if columns is None else self._counted(kept, columns, now_s))
+        return held
+
+    def _columns(self, account: str, session: str) -> dict[Hashable, int]:
+        """Return the columns that are kept for a session, and until when."""
+        until_s: dict[Hashable, int] = {}
+        for book in self._books:
+            for key, second in book.columns(account, session):
+                until_s[key] = max(second, until_s.get(key, second))
+        return until_s
+
+    def _counted(
+        self, session: HoldingSession, columns: Mapping[Hashable, int], now_s: float
+    ) -> HoldingSession:
+        block_size, cache = self._owner.geometry.block_size, self._owner.host.cache
+        there = [column for key in columns if (column := cache.get(key)) is not None]
+        return replace(
+            session,
+            num_retained_tokens=len(columns) * block_size,
+            num_pool_tokens=sum(column.is_in_pool for column in there) * block_size,
+            num_host_tokens=sum(column.is_complete for column in there) * block_size,
+            retained_for_s=max((now_s, *columns.values())) - now_s,
+        )
+
+    @property
+    def num_sessions(self) -> int:
+        """Return how many sessions something is kept for."""
+        return len({name for book in self._books for name in book.sessions})
 
     def _retain(
         self, request: Request, kept: KeptTokens, num_tokens: int, now_s: float

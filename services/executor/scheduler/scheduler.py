@@ -17,7 +17,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request, RequestStatus
+from vllm.v1.request import Request
 
 from services.control.admission import run_policy_of
 from services.control.measures.link_rate import LinkRate
@@ -326,16 +326,14 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         return bool(super().reset_prefix_cache(*args, **kwargs))
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
-        aborted = request.status == RequestStatus.FINISHED_ABORTED
-        self.loop.ended(num_output_tokens=None if aborted else told_length(request))
+        self.loop.ended(num_output_tokens=told_length(request))
         self.retaining.ended(request, time.monotonic())  # while its columns are there
         return super()._free_request(request, *args, **kwargs)
 
     # -- what others see --------------------------------------------------------------------
 
     def _kept_by(self, request_id: str, now_s: float) -> dict[str, Any]:
-        request = self.requests.get(request_id)
-        if request is None:
+        if (request := self.requests.get(request_id)) is None:
             return self.retaining.told(request_id)
         return self.retaining.begun(request, now_s)
 
@@ -345,16 +343,18 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     def release_session(self, account: str, session_id: str) -> int:
         return self.retaining.release(account, session_id)
 
+    def _holding_sessions(self, limit: int, now_s: float) -> tuple[list[Any], int]:
+        return self.retaining.sessions(limit, now_s), self.retaining.num_sessions
+
     @property
     def num_cached_tokens(self) -> int:
         return self.block_owner.host.cache.num_columns * self.block_owner.geometry.block_size
 
     @property
     def host_use(self) -> dict[str, Any]:
-        host = self.block_owner.host
         return {
-            "num_host_blocks": host.num_ready,
-            "num_free_host_blocks": host.num_free,
+            "num_host_blocks": self.block_owner.host.num_ready,
+            "num_free_host_blocks": self.block_owner.host.num_free,
             "link_bytes_per_s": self.loop.meter.rates().h2d_bytes_per_s,
         }
 

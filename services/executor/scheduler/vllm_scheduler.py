@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         max_num_active_reqs: int
         max_num_scheduled_tokens: int
         num_spec_tokens: int
+        block_size: int
         hash_block_size: int
         log_stats: bool
         needs_kv_cache_zeroing: bool

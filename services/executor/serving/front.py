@@ -9,8 +9,10 @@ from typing import Protocol
 
 import structlog
 
+from services.executor.kv_holders import KVHolders
 from services.executor.metrics import DEPOSITED_TOKENS, LIVE_REQUESTS, STREAMS
 from services.executor.observation import EngineObservation
+from services.executor.serving.kv_account import KVAccount, account_of
 from services.executor.serving.load import Newcomers, load_of
 from services.executor.serving.next_prefixes import NextPrefixes
 from services.executor.serving.progress import NoProgress, ProgressSink
@@ -44,6 +46,7 @@ class ServedEngine(GenerationEngine, Protocol):
     async def detokenize(self, ids: Sequence[int], *, fair_key: str) -> str: ...
     async def release_session(self, account: str, session_id: str) -> int: ...
     async def observe(self) -> EngineObservation: ...
+    async def kv_holders(self, max_sessions: int) -> KVHolders: ...
     def model_info(self, model_id: str) -> ModelInfo: ...
 
 
@@ -146,6 +149,15 @@ class Front:
         `engine`.
         """
         return await self.engine.release_session(account, session_id)
+
+    async def kv_account(self, limit: int) -> KVAccount:
+        """Return what holds KV, at most `limit` entries of a kind. UnavailableError as for
+        `engine`.
+        """
+        holders = await self.engine.kv_holders(limit)
+        live = (one for session in self._sessions for one in session.live)
+        submissions = {one.engine_id: one.submission for one in live if one.engine_id}
+        return account_of(holders, submissions, limit=limit)
 
     def _check_model(self, model: str) -> None:
         if model not in self._served:

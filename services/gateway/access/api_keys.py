@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from services.gateway.access.terms import DefaultRate, SloFloors
+from services.gateway.errors import AdminKeyNeededError
 from services.kit.errors import InvalidRequestError, UnauthenticatedError, UnavailableError
 
 SCHEME = "bearer"
@@ -42,6 +43,8 @@ class ApiKey(SloFloors):
     key: SecretStr = Field(min_length=16)  # itself, or `hashed`
     max_live_requests: int | None = Field(default=None, ge=1)  # None: half of the gateway's
     tokens_per_minute: int | None = Field(default=None, ge=1)  # prompt and output; None: any number
+
+    admin: bool = False  # may see what all keys' requests do
 
     # At which its answers are read where a request states no pace; None: the model's.
     default_reading_rate_tps: DefaultRate | None = None
@@ -83,15 +86,17 @@ class ApiKey(SloFloors):
             return bytes.fromhex(secret.removeprefix(HASHED))
         return _digest(secret)
 
-    def priority(self, stated: int | None) -> int:
-        """Return a request's priority. Raises InvalidRequestError for one it may not state."""
+    def priority(self, stated: int | None, name: str = "priority") -> int:
+        """Return a request's priority. Raises InvalidRequestError, naming the field, for one that
+        it may not state.
+        """
         least, greatest = self.priorities
         if stated is None:
             default = self.default_priority
             return min(greatest, max(least, 0)) if default is None else default
         if not least <= stated <= greatest:
             rule = f"this API key may state {least} to {greatest}"
-            raise InvalidRequestError(f"priority: {rule}", field="priority")
+            raise InvalidRequestError(f"{name}: {rule}", field=name)
         return stated
 
     def __eq__(self, other: object) -> bool:
@@ -189,6 +194,15 @@ _address: ContextVar[str] = ContextVar("address", default="")
 def bind_address(host: str) -> None:
     """Make the rest of this task's work that of a client at `host`; empty: not known."""
     _address.set(host)
+
+
+def check_admin() -> None:
+    """Raise AdminKeyNeededError if this task's work is a caller's that may not see others'; without
+    keys every caller may.
+    """
+    caller = current_caller()
+    if caller is not None and not caller.admin:
+        raise AdminKeyNeededError
 
 
 def current_account() -> str:

@@ -48,7 +48,7 @@ log = structlog.get_logger()
 
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
-RELEASE_TIMEOUT_S = 10.0  # for an engine's next step, which hears of it
+ENGINE_TIMEOUT_S = 10.0  # for an engine's next step, behind which it answers
 MODEL_INFO_TIMEOUT_S = 5.0
 MAX_SUBMIT_FRAC = 0.25  # of the largest message that the connection carries
 LOST_MESSAGE = "the connection to the executor was lost"
@@ -222,7 +222,13 @@ class ExecutorLink:
         asked = pb.ReleaseSessionRequest(account=account, session_id=session_id)
         with self._calling(), service_errors():
             stub = self._connected().stub
-            return (await stub.ReleaseSession(asked, timeout=RELEASE_TIMEOUT_S)).num_tokens
+            return (await stub.ReleaseSession(asked, timeout=ENGINE_TIMEOUT_S)).num_tokens
+
+    async def kv_holders(self, limit: int) -> pb.GetKVHoldersResponse:
+        """Return what holds KV there, at most `limit` entries of a kind. Raises ServiceError."""
+        asked = pb.GetKVHoldersRequest(limit=limit)
+        with self._calling(), service_errors():
+            return await self._connected().stub.GetKVHolders(asked, timeout=ENGINE_TIMEOUT_S)
 
     @contextmanager
     def _calling(self) -> Iterator[None]:

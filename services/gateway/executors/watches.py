@@ -10,6 +10,7 @@ import msgspec
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from services.gateway.errors import TooManyRequestsError
+from services.gateway.executors.kv_holders import KVHolders, kv_holders
 from services.gateway.executors.link import ExecutorLink
 from services.generation.convert import CAUSE_FROM_PROTO
 from services.kit.errors import ServiceError
@@ -62,6 +63,24 @@ class Watches:
                     await asyncio.sleep(RETRY_S)
         finally:
             self._num_watchers -= 1
+
+    async def kv_holders(self, limit: int) -> KVHolders:
+        """Return what holds the KV of all executors, as JSON, at most `limit` entries of a kind.
+        One that does not answer is told as not connected. Counts as a watcher meanwhile.
+        """
+        self._num_watchers += 1
+        try:
+            links = list(self._links.values())
+            calls = [link.kv_holders(limit) for link in links]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+        finally:
+            self._num_watchers -= 1
+        told: dict[str, pb.GetKVHoldersResponse | None] = {}
+        for link, answer in zip(links, answers, strict=True):
+            if isinstance(answer, BaseException) and not isinstance(answer, ServiceError):
+                raise answer
+            told[link.address] = None if isinstance(answer, BaseException) else answer
+        return kv_holders(told, limit=limit)
 
     async def _follow(self, link: ExecutorLink, send: Send, max_updates_per_s: float) -> None:
         while not self._is_leaving() and self._links.get(link.address) is link:

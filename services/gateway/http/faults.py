@@ -59,7 +59,10 @@ FAULTS: Mapping[int, tuple[str, Exception]] = MappingProxyType(
             "No good API key, where keys are asked for.",
             UnauthenticatedError("an API key is required"),
         ),
-        403: ("The gateway is not to be called by that name.", HostNotAllowedError()),
+        403: (
+            "The gateway is not to be called by that name, or not for that by this API key.",
+            HostNotAllowedError(),
+        ),
         404: ("Unknown model.", UnknownModelError("no-such-model")),
         409: ("The request was cancelled.", CancelledRequestError("the request was cancelled")),
         410: ("The stream is not kept any more.", StreamGoneError("9f2c4e")),

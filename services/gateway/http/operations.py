@@ -14,6 +14,7 @@ from services.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from services.gateway.anthropic.events import MessageForm
 from services.gateway.anthropic.objects import MessageHead
 from services.gateway.checks import MAX_SLO_S, MIN_SLO_S
+from services.gateway.executors.kv_holders import EXAMPLE, KVHolders
 from services.gateway.http.answers import Form
 from services.gateway.http.edge import IGNORED_HEADER
 from services.gateway.http.faults import ANTHROPIC_PATH, FAULTS, error_response
@@ -25,7 +26,12 @@ from services.gateway.http.resuming import (
     MAX_ID_CHARACTERS,
     STARTING_AFTER,
 )
-from services.gateway.http.watching import DEFAULT_UPDATES_PER_S, MAX_UPDATES_PER_S
+from services.gateway.http.watching import (
+    DEFAULT_HOLDERS,
+    DEFAULT_UPDATES_PER_S,
+    MAX_HOLDERS,
+    MAX_UPDATES_PER_S,
+)
 from services.gateway.openai import schemas as openai
 from services.gateway.openai.bodies import (
     ChatCompletionBody,
@@ -316,6 +322,12 @@ _EXECUTOR = {
         }
     ],
 }
+_HOLDERS_LIMIT = {
+    "type": "integer",
+    "minimum": 1,
+    "maximum": MAX_HOLDERS,
+    "default": DEFAULT_HOLDERS,
+}
 _UPDATE_RATE = {
     "type": "number",
     "exclusiveMinimum": 0,
@@ -409,6 +421,13 @@ GETS: Mapping[str, Operation] = MappingProxyType(
             summary="Show fleet",
             answer=openai.Fleet,
             told={"executors": [_EXECUTOR]},
+        ),
+        "/v1/evenflow/kv": Operation(
+            summary="Show KV",
+            answer=KVHolders,
+            told=EXAMPLE,
+            parameters=[_stated("limit", "query", _HOLDERS_LIMIT)],
+            faults=(*_WITH_KEYS, 429),
         ),
         "/metrics": Operation(summary="Metrics", told="evenflow_gateway_live_requests 3.0\n"),
     }

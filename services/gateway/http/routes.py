@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from services.gateway.access.api_keys import check_admin
 from services.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from services.gateway.anthropic.events import MessageForm
 from services.gateway.anthropic.objects import MessageHead
@@ -34,7 +35,7 @@ from services.gateway.http.resuming import (
     last_event_by_id,
     last_event_by_number,
 )
-from services.gateway.http.watching import WatchedEngines, updates_per_s
+from services.gateway.http.watching import WatchedEngines, holders_limit, updates_per_s
 from services.gateway.left_out.template_variables import without_unread
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.live.repacing import repace
@@ -215,6 +216,12 @@ class ApiRoutes:
         if self._directory is None:
             raise UnavailableError("this gateway has no tracker, which knows of all executors")
         return JSONResponse({"executors": await self._directory.fleet()})
+
+    async def show_kv(self, request: Request) -> Response:
+        check_admin()
+        limit = holders_limit(request.query_params.get("limit"))
+        self._watches.check_room()
+        return JSONResponse(await self._watches.kv_holders(limit))
 
     async def tokenize(self, request: Request) -> Response:
         body = await self._body(request, TokenizeBody)

@@ -11,6 +11,7 @@ from services.kit.errors import InvalidRequestError
 
 DEFAULT_UPDATES_PER_S = 2.0
 MAX_UPDATES_PER_S = 20.0  # of each executor
+DEFAULT_HOLDERS, MAX_HOLDERS = 100, 1_000  # entries of each list
 
 
 def updates_per_s(stated: str | None) -> float:
@@ -23,6 +24,18 @@ def updates_per_s(stated: str | None) -> float:
         rule = f"must be above 0 and at most {MAX_UPDATES_PER_S:g}"
         raise InvalidRequestError(f"max_updates_per_s: {rule}", field="max_updates_per_s")
     return rate
+
+
+def holders_limit(stated: str | None) -> int:
+    """Return how many entries of a kind a client wants. Raises InvalidRequestError."""
+    try:
+        limit = DEFAULT_HOLDERS if stated is None else int(stated)
+    except ValueError:
+        limit = 0
+    if not 0 < limit <= MAX_HOLDERS:
+        rule = f"must be a whole number from 1 to {MAX_HOLDERS}"
+        raise InvalidRequestError(f"limit: {rule}", field="limit")
+    return limit
 
 
 class WatchedEngines(Response):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from services.gateway import metrics
 from services.gateway.live.pacer import DueToken
 from services.gateway.metrics import Slo
+from services.gateway.request_class import class_of
 from services.gateway.types import Delivery, GenerationRequest
 from services.pacing.attainment import meets_tpot, violates_delivered_tbt
 from services.pacing.cause import Cause, cause_of
@@ -18,7 +19,7 @@ from services.pacing.types import Release, ServiceLevel
 class DeliveryRecord:
     """Counts written tokens and measures their times against what the reader was promised.
 
-    The times of a whole answer's tokens mean nothing to its reader: they are only counted.
+    The times of a whole answer's tokens mean nothing to its reader: they count for its class only.
     """
 
     def __init__(self, request: GenerationRequest, *, interval_s: float, arrived_s: float) -> None:
@@ -29,13 +30,15 @@ class DeliveryRecord:
         self._num_had = request.num_delivered_tokens  # that the client had before
         self._reading = Reading(interval_s)
         self._arrived_s = arrived_s
+        self._class = class_of(request)
         self.ttft_s: float | None = None  # known once the first token was written, if it is timed
         # To the first that is of the answer, text or a call; no thought is.
         self.ttfat_s: float | None = None
         self._num_before = 0  # tokens that were written before that
-        self._last_written_s = 0.0
+        self._last_written_s = 0.0  # 0: nothing was
         self._last_due_s = 0.0  # of the newest token that is read, by its reader's pace
         self._longest_gap_s = 0.0  # in the answer
+        self._longest_wait_s = 0.0  # after the first token, beyond its reader's pace
         self.num_written = 0
         self.num_late = 0
         self._waited_s = dict.fromkeys(Cause, 0.0)
@@ -60,8 +63,13 @@ class DeliveryRecord:
         """Note that `tokens` were handed to the client at `now_s`, which might have been at
         `there_s` or when they were due, had the client taken them.
         """
-        metrics.DELIVERED.num_written += len(tokens)
+        metrics.DELIVERED.num_written[self._class] += len(tokens)
+        if not self._last_written_s:
+            metrics.CLASS_TTFT_SECONDS.labels(self._class.value).observe(now_s - self._arrived_s)
+        elif not self._reading.interval_s:
+            self._longest_wait_s = max(self._longest_wait_s, now_s - self._last_written_s)
         if not self._is_timed:
+            self._last_written_s = now_s
             self.num_written += len(tokens)
             return
         for due in tokens:
@@ -81,6 +89,7 @@ class DeliveryRecord:
     def finish(self) -> None:
         """Note that the last token was written."""
         metrics.DELIVERED.num_effective += effective_tokens(self._num_in_hand)
+        metrics.CLASS_WAIT_SECONDS.labels(self._class.value).observe(self._longest_wait_s)
         num_gaps = self.num_written - self._num_before - 1
         if self.ttfat_s is None or num_gaps < 1:
             return
@@ -147,6 +156,7 @@ class DeliveryRecord:
         delivered, interval_s = metrics.DELIVERED, self._reading.interval_s
         is_first = self._reading.turn_s is None
         waited_s = self._reading.took(now_s)
+        self._longest_wait_s = max(self._longest_wait_s, waited_s)
         previous_due_s = self._last_due_s
         self._last_due_s = token.due_s if self._is_paced else self._reading.turn_s or now_s
         if is_first:

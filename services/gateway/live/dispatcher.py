@@ -351,7 +351,7 @@ class Dispatcher:
         for request in requests:
             floors = self._floors(request.model)
             if caller is not None:
-                caller.priority(request.priority)
+                caller.priority(request.priority, request.priority_name)
                 floors = caller.over(floors)
             floors.check(request.service_level)
 

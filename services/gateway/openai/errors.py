@@ -4,6 +4,7 @@ from types import MappingProxyType
 from typing import Any
 
 from services.gateway.errors import (
+    AdminKeyNeededError,
     BodyTooLargeError,
     CancelledRequestError,
     HostNotAllowedError,
@@ -16,6 +17,7 @@ from services.kit import errors
 
 _STATUS_BY_ERROR = MappingProxyType(
     {
+        AdminKeyNeededError: 403,
         BodyTooLargeError: 413,
         HostNotAllowedError: 403,
         StreamGoneError: 410,

@@ -74,6 +74,7 @@ SloMs = Annotated[Bound, _bound_schema(MIN_SLO_S * 1e3, MAX_SLO_S * 1e3)]
 InHandS = Annotated[Bound, _bound_schema(MIN_SLO_S, MAX_SLO_S)]
 RateTps = Annotated[Bound, _bound_schema(MIN_RATE_TPS, MAX_RATE_TPS)]
 RetentionS = Annotated[float | None, Field(ge=0, le=MAX_RETENTION_S, allow_inf_nan=False)]
+Priority = Annotated[int | None, Field(ge=-(2**31), lt=2**31)]  # lower is more urgent
 SessionId = Annotated[str, Field(max_length=MAX_SESSION_ID_LENGTH)]
 
 
@@ -87,6 +88,7 @@ class ServiceLevelBody(StrictBody):
     pace_tail: bool = False
     release: Literal["paced", "at_once", "smooth"] | None = None
     max_in_hand_s: InHandS = None
+    priority: Priority = None  # as beside this object
     retention_s: RetentionS = None  # for so long, from its end, the request's KV is kept
     next_prefix: bool = False  # what the next turn begins with is computed ahead of it
     resumable: bool = False  # a reader that has left may take the stream up again
@@ -166,7 +168,7 @@ class SampledBody(StrictBody):
     min_tokens: int = Field(default=0, ge=0, le=limits.MAX_TOKENS)
     stop_token_ids: TokenIds = Field(default_factory=list)
     ignore_eos: bool = False
-    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    priority: Priority = None
     cache_salt: CacheSalt = ""
     session_id: SessionId = ""
     prompt_cache_key: SessionId = ""
@@ -219,6 +221,7 @@ class SampledBody(StrictBody):
         if self.evenflow.resumable and not self.stream:
             field = "evenflow.resumable"
             raise InvalidRequestError(f"{field}: only allowed with stream", field=field)
+        is_in_object = self.evenflow.priority is not None
         return GenerationRequest(
             request_id=request_id,
             model=self.model,
@@ -226,9 +229,10 @@ class SampledBody(StrictBody):
             sampling=sampling,
             service_level=_service_level(self.evenflow, headers),
             delivery=Delivery.STREAMED if self.stream else Delivery.WHOLE,
-            priority=self.priority,
+            priority=self.evenflow.priority if is_in_object else self.priority,
+            priority_name="evenflow.priority" if is_in_object else "priority",
             cache_salt=self.cache_salt,
-            session_id=headers.get(SESSION_HEADER, ""),
+            session_id=self.session_id or headers.get(SESSION_HEADER, ""),
             fairness_id=stated_fairness_id(headers),
             is_resumable=self.evenflow.resumable,
             retention=_retention(self, headers),

@@ -29,7 +29,8 @@ def keys(file: Path, *arguments: str) -> Result:
 
 
 def test_a_new_key_is_shown_once_and_only_its_hash_is_written(file: Path) -> None:
-    added = keys(file, "add", "älice", "--tokens-per-minute", "9", "--priorities", "0", "3")
+    limits = ["--tokens-per-minute", "9", "--priorities", "0", "3"]
+    added = keys(file, "add", "älice", *limits, "--admin")
 
     secret = added.output.strip()
     text = file.read_text()
@@ -38,7 +39,8 @@ def test_a_new_key_is_shown_once_and_only_its_hash_is_written(file: Path) -> Non
     caller = ApiKeys(parse_api_keys(text)).caller(f"Bearer {secret}")
     assert caller is not None
     assert (caller.name, caller.tokens_per_minute, caller.priorities) == ("älice", 9, (0, 3))
-    assert keys(file, "list").output == "älice tokens_per_minute=9 priorities=(0, 3)\n"
+    assert caller.admin
+    assert keys(file, "list").output == "älice tokens_per_minute=9 admin=True priorities=(0, 3)\n"
 
 
 def test_what_is_there_stays_as_it_is_written(file: Path) -> None:

@@ -53,6 +53,19 @@ def test_what_no_session_asked_for_is_released_by_none() -> None:
     assert "x" in book
 
 
+def test_sessions_are_told_by_what_they_retain_most_first() -> None:
+    book, _ = ends()
+    book.hold("a", "s", [("x", 5.0), ("y", 3.0)], BUDGET)
+    book.hold("a", "", [("x", 9.0)], BUDGET)
+    book.hold("b", "s", [(n, 4.0) for n in range(3)], BUDGET)
+    names = [(one.account, one.session, one.num_columns) for one in book.largest(2)]
+    assert names == [("b", "s", 3), ("a", "s", 2)]
+    assert len([*book.sessions]) == 3
+    assert dict(book.columns("a", "s")) == {"x": 5, "y": 3}
+    book.advance(4.0)
+    assert [one.num_columns for one in book.largest(9)] == [1, 1]
+
+
 @pytest.mark.parametrize(
     ("columns", "num_held"),
     [

@@ -107,6 +107,7 @@ def test_a_submit_says_what_was_asked_and_nothing_else(prompt, expected) -> None
     request = GenerationRequest(request_id=RequestId("r"), model="m", prompt=prompt)
     expected.request_id, expected.model, expected.generation = "r", "m", 2
     expected.sampling.SetInParent()
+    expected.holder.request_class = "unpaced"
 
     assert convert.submit_to_proto(request, 2).SerializeToString() == expected.SerializeToString()
 

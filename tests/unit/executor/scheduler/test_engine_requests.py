@@ -12,6 +12,6 @@ from services.executor.scheduler.engine_requests import told_length
 def test_an_answer_that_may_have_one_token_says_nothing_of_other_answers_lengths(
     max_tokens: int, told: int
 ) -> None:
-    request: Any = SimpleNamespace(max_tokens=max_tokens, num_output_tokens=1)
+    request: Any = SimpleNamespace(status=None, max_tokens=max_tokens, num_output_tokens=1)
 
     assert told_length(request) == told

@@ -10,6 +10,7 @@ from prometheus_client import REGISTRY
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from services.executor.engine.collector import DeltaSink
+from services.executor.kv_holders import HoldingRequest, HoldingSession, KVHolders, KVUse
 from services.executor.observation import EngineObservation, RequestObservation
 from services.executor.servicer import ExecutorServicer
 from services.executor.serving.accounts import Accounts
@@ -22,6 +23,7 @@ from services.executor.types import (
     EngineLoad,
     Failure,
     HeldRequests,
+    Holder,
     ModelInfo,
     PreparedRequest,
     RejectCode,
@@ -39,6 +41,7 @@ from services.generation.prompts import ChatPrompt, TextPrompt, Tokenization, To
 from services.generation.retention import RetentionHint
 from services.kit.errors import InvalidRequestError, NotFoundError, UnavailableError
 from services.pacing.types import ServiceLevel
+from services.placement.run.reason import Reason
 from services.placement.types import RequestPhase
 from services.reporting.load import ExecutorLoad
 
@@ -79,6 +82,12 @@ class FakeEngine:
     kept_turns: list[tuple[str, float]] = field(default_factory=list)
     reads: bool = True  # answers, from their first tokens on
     steps: int = 0
+    holders: KVHolders = field(default_factory=KVHolders)
+    limits: list[int] = field(default_factory=list)  # of sessions, that were asked for
+
+    async def kv_holders(self, max_sessions: int) -> KVHolders:
+        self.limits.append(max_sessions)
+        return self.holders
 
     async def prepare(self, submissions: Sequence[Submission]) -> list[PreparedRequest]:
         prompt = submissions[0].prompt
@@ -1012,3 +1021,47 @@ async def test_the_scheduler_hears_where_thoughts_end_and_text_begins(
         engine.sinks["a-x"](Delta(step))
 
     assert engine.turns == turns
+
+
+async def test_the_account_of_kv_has_the_names_that_gateways_gave(
+    front: Front, engine: FakeEngine, session: Session
+) -> None:
+    holder = Holder(account="alice", session_id="s", request_class="agent")
+    session.submit([make_submission("a", holder=holder)])
+    await settle()
+    holding = HoldingRequest(
+        request_id="a-x",
+        phase=RequestPhase.PREEMPTED,
+        priority=3,
+        why=Reason.NO_ROOM,
+        waited_s=2.5,
+        num_recomputed_tokens=4,
+        use=KVUse(num_pool_tokens=1, num_host_tokens=2, num_shared_tokens=3),
+    )
+    kept = HoldingSession(account="alice", session_id="t", num_retained_tokens=64)
+    engine.holders = KVHolders(requests=(holding,), sessions=(kept,), num_sessions=7)
+    servicer: Any = ExecutorServicer(front, executor_id="e", epoch=1)
+
+    told = await servicer.GetKVHolders(pb.GetKVHoldersRequest(), None)
+
+    (request,), (share,), (sess,) = told.requests, told.shares, told.sessions
+    assert request == pb.HoldingRequest(
+        request_id="a",
+        holder=pb.Holder(account="alice", session_id="s", request_class="agent"),
+        state=pb.REQUEST_STATE_PARKED,
+        priority=3,
+        why="no_room",
+        why_text="there is no room for it yet",
+        waited_s=2.5,
+        num_pool_tokens=1,
+        num_host_tokens=2,
+        num_shared_tokens=3,
+        num_recomputed_tokens=4,
+    )
+    assert (share.num_requests, share.num_waiting, share.num_shared_tokens) == (1, 1, 3)
+    assert sess == pb.HoldingSession(account="alice", session_id="t", num_retained_tokens=64)
+    assert (told.num_requests, told.num_sessions) == (1, 7)
+    assert engine.limits == [100]
+    for limit in (-1, 1_001):
+        with pytest.raises(InvalidRequestError):
+            await servicer.GetKVHolders(pb.GetKVHoldersRequest(limit=limit), None)

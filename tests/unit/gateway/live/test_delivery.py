@@ -104,7 +104,7 @@ def test_a_single_token_has_no_mean() -> None:
     assert growth("evenflow_delivered_tpot_seconds_count", record.finish) == 0
 
 
-def test_a_whole_answer_s_tokens_are_only_counted() -> None:
+def test_a_whole_answer_s_tokens_have_no_times_for_its_reader() -> None:
     record = make_record(delivery=Delivery.WHOLE)
 
     def use() -> None:
@@ -377,3 +377,49 @@ def test_who_reads_nothing_leaves_nothing_unread() -> None:
     write(record, 20.0)
 
     assert growth("evenflow_abandoned_read_frac_count", lambda: record.left(3, 20.0)) == 0
+
+
+@pytest.mark.parametrize("delivery", list(Delivery))
+def test_the_first_token_and_the_longest_wait_count_for_the_class(delivery) -> None:
+    record = make_record(delivery=delivery)
+
+    def use() -> None:
+        write(record, 12.5, 13.0, 16.0, 17.0)
+        record.finish()
+
+    of = {"class": "unpaced"}
+    assert growth("evenflow_class_ttft_seconds_sum", use, **of) == 2.5
+    record = make_record(delivery=delivery)
+    assert growth("evenflow_class_wait_seconds_sum", use, **of) == 3.0
+    record = make_record(delivery=delivery)
+    assert growth("evenflow_class_wait_seconds_count", use, **of) == 1
+
+
+def test_a_whole_answer_that_begins_again_has_one_first_token() -> None:
+    record = make_record(delivery=Delivery.WHOLE)
+
+    def use() -> None:
+        write(record, 12.5)
+        record.forget()
+        write(record, 14.0)
+
+    assert growth("evenflow_class_ttft_seconds_count", use, **{"class": "unpaced"}) == 1
+
+
+def test_a_reader_with_a_pace_waits_beyond_it() -> None:
+    record = make_record(interval_s=1.0, consumption_rate_tps=1.0)
+    write(record, 20.0, 21.0, 22.0)  # as it reads
+    write(record, 23.0, at_s=25.5)
+
+    assert growth("evenflow_class_wait_seconds_sum", record.finish, **{"class": "paced"}) == 2.5
+
+
+def test_tokens_are_counted_by_class() -> None:
+    record = make_record(consumption_rate_tps=1.0)
+
+    def use() -> None:
+        write(record, 20.0, 21.0)
+
+    assert growth("evenflow_class_tokens_total", use, **{"class": "paced"}) == 2
+    record = make_record()
+    assert growth("evenflow_class_tokens_total", use, **{"class": "paced"}) == 0

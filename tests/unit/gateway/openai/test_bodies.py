@@ -330,6 +330,7 @@ def test_text_parts_form_one_text() -> None:
         ("ignore_eos", 1),
         ("priority", 1.5),
         ("priority", 2**31),
+        ("evenflow", {"priority": 2**31}),
         ("response_format", "json"),
         ("response_format", {"type": "xml"}),
         ("structured_outputs", {}),

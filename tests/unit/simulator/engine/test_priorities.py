@@ -3,8 +3,11 @@
 import random
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from services.placement.run.evenflow import decide
 from services.placement.run.evenflow_rules import EvenflowRules
@@ -17,6 +20,7 @@ from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import Outcome, RunRecord
 from simulator.engine.simulation import simulate
 from simulator.workload import ArrivingRequest
+from tests.fuzz import examples
 
 RULES = EvenflowRules(raised_after_s=12.0, raised_turn_s=3.0)
 SHAPE = EngineShape(
@@ -100,6 +104,44 @@ def test_a_less_urgent_request_waits_no_longer_than_is_said(seed: int) -> None:
     bound_s = RULES.raised_after_s + len(low) * (RULES.raised_turn_s + WAY_S)
     assert max(longest_wait_s(ended[one.request_id]) for one in low) <= bound_s
     assert all(len(o.generated_s) == o.num_output_tokens for o in record.outcomes)
+
+
+LOW = st.fixed_dictionaries(
+    {
+        "at_s": st.floats(0.0, 5.0),
+        "output": st.integers(1, 40),
+        "priority": st.integers(1, 3),
+        "prompt": st.integers(1, 100),
+    }
+)
+
+
+ONE_LOW = {"at_s": 1.0, "output": 20, "priority": 1, "prompt": 50}
+
+
+@settings(max_examples=examples(1))
+@example(gap_s=0.7, prompt=120, low=[ONE_LOW], num_blocks=22)  # it waits for the end, unraised
+@given(
+    gap_s=st.floats(0.5, 0.9),
+    prompt=st.integers(90, 150),
+    low=st.lists(LOW, min_size=1, max_size=2),
+    num_blocks=st.integers(20, 26),  # two or three of the urgent
+)
+def test_over_any_history_a_less_urgent_request_is_raised_in_time_and_ends(
+    gap_s: float, prompt: int, low: list[dict[str, Any]], num_blocks: int
+) -> None:
+    """Its bound has what an urgent one of its age would wait: what it waits if all are alike."""
+    urgent = urgent_stream(gap_s, 40, prompt=prompt)
+    requests = [*urgent, *(asked(f"low{n}", **one) for n, one in enumerate(low))]
+    record = run(requests, num_blocks=num_blocks)
+    alike = run([replace(one, priority=0) for one in requests], num_blocks=num_blocks)
+
+    assert all(len(o.generated_s) == o.num_output_tokens for o in record.outcomes)
+    of_its_age_s = {o.request_id: longest_wait_s(o) for o in alike.outcomes}
+    turns_s = RULES.raised_after_s + len(low) * (RULES.raised_turn_s + WAY_S)
+    for outcome in record.outcomes:
+        if outcome.request_id.startswith("low"):
+            assert longest_wait_s(outcome) <= turns_s + of_its_age_s[outcome.request_id]
 
 
 def test_a_low_answer_yields_and_ends_under_a_stream_and_without_turns_only_after_it() -> None:
