@@ -23,6 +23,7 @@ from simulator.measured import MeasuredDeployment
 from simulator.workload import ArrivingRequest
 
 PLAN_NODES = 500  # of one search: some milliseconds
+OFFLOADING_PRESET = "lab.policies.presets:VLLM_OFFLOADING"
 
 
 _optimiser = OrbitFlow(warm_solver)
@@ -41,6 +42,8 @@ def make_engine(
     shape: EngineShape, machine: Machine, options: PlanningOptions, *, seed: int = 0
 ) -> Engine:
     """Return an engine with a policy. Raises ValueError as `preset_of` does."""
+    if options.policy == OFFLOADING_PRESET:
+        options = replace(options, vllm=replace(options.vllm, offloading_connector=True))
     brain = Brain(options=options, policy=stack_policy())
     return Engine(shape, machine, brain, offloads=options.uses_host, seed=seed)
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lab.policies.presets import full_name
 from services.placement.types import EngineShape, RequestId
 from simulator.compose import make_engine
 from simulator.device.costs import LinearCosts
@@ -112,7 +113,7 @@ def test_what_follows_a_request_that_there_is_not_is_named() -> None:
         simulate(make(), [step])
 
 
-@pytest.mark.parametrize("policy", ["vllm", "evenflow"])
+@pytest.mark.parametrize("policy", ["vllm", "evenflow", full_name("vllm-offloading")])
 def test_the_same_sessions_give_the_same_run(policy) -> None:
     steps = draw_sessions(SMALL, 2, seed=7)
 
