@@ -62,6 +62,8 @@ def check(deployment: Deployment | MeasuredDeployment, policy: str) -> None:
         )
     if preset.recomputes and deployment.shape().side_windows:
         raise ValueError(f"{policy} recomputes KV: it does not work with windows or states")
+    if policy == OFFLOADING_PRESET and deployment.shape().side_windows:
+        raise ValueError(f"{policy} is not simulated for models with windows or states")
     if preset.recomputes and deployment.shape().max_ahead_tokens:
         raise ValueError(f"{policy} recomputes KV: it does not work with drafts")
 

@@ -179,15 +179,17 @@ class _Session:
 
 
 def num_known_tokens(requests: Sequence[ArrivingRequest], block_size: int) -> dict[RequestId, int]:
-    """Return how many leading tokens of each prompt the requests before it have, in full blocks.
+    """Return how many leading tokens of each prompt the requests before it leave, in full blocks.
 
-    A cache without end finds so many; the last token's block is computed in any case.
+    A cache without end finds so many. A prompt's last token is computed in any case, an answer's
+    newest one is not.
     """
     known, found = set[object](), dict[RequestId, int]()
     for request in requests:
-        most = (request.num_prompt_tokens - 1) // block_size
+        num_prompt = request.num_prompt_tokens
         keys = list(request.block_keys(block_size))
-        num = next((n for n, key in enumerate(keys[:most]) if key not in known), most)
-        found[request.request_id] = min(num, len(keys)) * block_size
-        known.update(keys)
+        leading = keys[: (num_prompt - 1) // block_size]
+        num = next((n for n, key in enumerate(leading) if key not in known), len(leading))
+        found[request.request_id] = num * block_size
+        known.update(keys[: (num_prompt + request.num_output_tokens - 1) // block_size])
     return found

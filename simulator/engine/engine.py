@@ -345,6 +345,7 @@ class Engine:
         totals.stall_s += sum(step.times.stalls_s)
         totals.prefill_s += seconds if step.load.chunks else 0.0
         totals.num_loads += step.times.num_loads
+        totals.num_computed_tokens += step.load.num_tokens - step.load.num_drafts
         totals.num_recomputed_tokens += sum(step.load.recomputed)
         self._reduced_bytes += step.times.reduced_bytes
         now = sample_of(scheduler, now_s)

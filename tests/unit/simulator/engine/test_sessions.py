@@ -79,12 +79,10 @@ def test_a_pool_that_holds_everything_finds_what_a_plain_account_of_blocks_does(
     by_id = {one.request_id: one for one in steps}
     in_order = sorted(record.outcomes, key=lambda one: one.arrival_s)
     known = num_known_tokens([by_id[one.request_id] for one in in_order], SHAPE.block_size)
-    # The newest token of an answer is not computed: of the next step's prompt its block is.
-    for one in in_order:
-        spec = by_id[one.request_id]
-        if spec.follows:
-            assert known[one.request_id] - one.num_cached_tokens in (0, SHAPE.block_size)
-    assert sum(one.num_cached_tokens for one in in_order) > 1_000
+    assert {one.request_id: one.num_cached_tokens for one in in_order} == known
+    assert sum(known.values()) > 1_000
+    num_needed = sum(one.num_prompt_tokens + one.num_output_tokens - 1 for one in in_order)
+    assert record.totals.num_computed_tokens == num_needed - sum(known.values())
 
 
 def test_a_request_that_is_refused_ends_too() -> None:
