@@ -43,7 +43,8 @@ def make_engine(
 ) -> Engine:
     """Return an engine with a policy. Raises ValueError as `preset_of` does."""
     if options.policy == OFFLOADING_PRESET:
-        options = replace(options, vllm=replace(options.vllm, offloading_connector=True))
+        vllm = replace(options.vllm, offloading_connector=True, offload_prompt_only=False)
+        options = replace(options, vllm=vllm)
     brain = Brain(options=options, policy=stack_policy())
     return Engine(shape, machine, brain, offloads=options.uses_host, seed=seed)
 

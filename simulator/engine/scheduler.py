@@ -277,7 +277,8 @@ class Scheduler:
         ends, num_kept_free = [request.num_tokens, kv.num_tokens + chunk], 0
         if self.vllm:
             num_kept_free = self.vllm.num_kept_free(hit, beside_others=bool(self.running))
-            ends = ends if self.vllm.options.scheduler_reserve_full_isl else ends[1:]
+            if not self.vllm.options.scheduler_reserve_full_isl:
+                ends = [kv.num_tokens if hit.on_host else ends[1]]
         if not all(self._has_room(kv, end, num_kept_free) for end in ends):
             return False
         if is_new and kv.mirrored:

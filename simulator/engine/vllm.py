@@ -15,12 +15,14 @@ class VllmOptions:
 
     `watermark`: share of the pool that a newcomer must leave free beside others, [0, 1).
     `scheduler_reserve_full_isl`: all its known tokens must have room, not only the next chunk's.
-    `offloading_connector`: of the host's memory, below the prefix cache (`offloading.py`).
+    `offloading_connector`: of the host's memory, below the prefix cache (`offloading.py`), and of
+    that `offload_prompt_only`: answers are not copied.
     """
 
     watermark: float = 0.0
     scheduler_reserve_full_isl: bool = True
     offloading_connector: bool = False
+    offload_prompt_only: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +96,10 @@ class VllmPool:
     def save(self, request: SimulatedRequest) -> None:
         """Copy to the host what the newest step has filled."""
         if self.tier is not None and self._caches:
-            first = self.tier.num_offered(request.request_id)
-            numbers = range(first, request.kv.num_full_blocks)
+            first, num_full = self.tier.num_offered(request.request_id), request.kv.num_full_blocks
+            if self.options.offload_prompt_only:
+                num_full = min(num_full, request.num_prompt_tokens // self._block_size)
+            numbers = range(first, num_full)
             if keys := [request.spec.block_key(one, self._block_size) for one in numbers]:
                 self.tier.save(request.request_id, keys)
 
