@@ -150,7 +150,7 @@ def through_vllm(
 ) -> dict[str, Seen]:
     """Run all requests; a step begins as soon as one is there."""
     with set_current_vllm_config(config.vllm):
-        vllm, now_s, num_empty = Vllm(engine, config.vllm), 0.0, 0
+        vllm, now_s, num_empty = Vllm(engine, config.vllm), -1.0, 0
         pending = sorted(requests, key=lambda request: request.arrival_s)
         while pending or not vllm.is_idle:
             if vllm.is_idle and pending[0].arrival_s > now_s:
