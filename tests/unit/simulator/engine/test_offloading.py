@@ -124,7 +124,8 @@ def test_what_is_on_its_way_to_the_host_is_waited_for() -> None:
 
 
 def test_a_hit_waits_until_all_of_it_has_room() -> None:
-    holds = replace(FILLS, request_id=RequestId("holds"), arrival_s=1e4 - 1.0)
+    # 75 to 80 blocks of 100: room for the 8 that are new, and none for the 27 that come back.
+    holds = asked("holds", 1e4 - 1.0, 300)
     record = run(make(), FIRST, FILLS, holds, SECOND)
 
     assert outcome(record, "second").generated_s[0] > outcome(record, "holds").generated_s[-1]
