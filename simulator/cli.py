@@ -3,14 +3,12 @@
 import json
 import os
 from dataclasses import asdict, replace
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from services.placement.presets import PRESETS
 from services.placement.run.reader_capacity import READING_RATE_TPS
 from simulator.comparison.cache import CellCache
 from simulator.comparison.grid import Arrivals, Cell, CellResult, Workload
@@ -20,116 +18,55 @@ from simulator.compose import check, run_policy
 from simulator.deployment import Deployment
 from simulator.description import describe, guesses
 from simulator.device.drafts import Drafts
-from simulator.device.hardware import (
-    Device,
-    assumptions,
-    data_file,
-    device,
-    device_from,
-    device_names,
-    link_rates,
-    model_names,
-)
+from simulator.device.hardware import Device, assumptions, link_rates
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
 from simulator.engine.vllm import VllmOptions
-from simulator.finding import find_model
 from simulator.measured import MeasuredDeployment, read_decision_log
 from simulator.memory.room import pool_tokens
 from simulator.models.types import Model
-from simulator.report.figures import DEFINITIONS
+from simulator.options import (
+    DEFAULT_POLICIES,
+    DRAFT_FRAC,
+    MEASURED_HELP,
+    TRACE_HELP,
+    AcceptanceOption,
+    BatchedOption,
+    CacheOption,
+    DeviceFileOption,
+    DeviceOption,
+    DraftFracOption,
+    DraftsOption,
+    GpusOption,
+    HostOption,
+    JsonOption,
+    LengthsName,
+    LinkName,
+    LinkOption,
+    ModelOption,
+    PoliciesOption,
+    PoolOption,
+    RatesOption,
+    RequestsOption,
+    SeqsOption,
+)
+from simulator.report import figures, steps
 from simulator.report.page import definitions, page, sweep_sections
 from simulator.report.plots import Run
 from simulator.report.tables import print_rows
-from simulator.traces import mean_rate_per_s, read_trace
+from simulator.sessions import AgentSessions, draw_sessions
+from simulator.traces import read_trace
 from simulator.workload import ArrivingRequest, published_lengths
 
 app = typer.Typer(
     help="Policies in virtual time: no GPU needed.", no_args_is_help=True, add_completion=False
 )
 
-LengthsName = Enum(  # type: ignore[misc]
-    "LengthsName", {name: name for name in data_file("lengths.toml")["lengths"]}, type=str
-)
-LinkName = Enum("LinkName", {name: name for name in link_rates()}, type=str)  # type: ignore[misc]
 DEFAULT_RATE_PER_S = 0.1
 DEFAULT_NUM_REQUESTS = 60
-DRAFT_FRAC = assumptions().draft_frac
-MODEL_HELP = (
-    "a checkpoint's directory, a config.json, a hub id (its config is read from the cache, else "
-    f"downloaded unless HF_HUB_OFFLINE is set), or {', '.join(model_names())}"
-)
-DEVICE_HELP = f"one of {', '.join(device_names())}"
-MEASURED_HELP = "a planner's decision log, instead of model and device: the engine that made it"
-TRACE_HELP = "JSONL (ours, Mooncake), CSV (Azure, BurstGPT) or JSON (OrbitFlow)"
+AGENTS = AgentSessions()
 SIMULATED = "simulated, by the assumptions in docs/simulator.md"
-POLICY_HELP = f"{', '.join(PRESETS)}, or a preset of your own as module:attribute; repeatable"
-DEFAULT_POLICIES = ["vllm", "evenflow", "orbitflow"]
-
-
-def _found_model(given: str) -> Model:
-    try:
-        return find_model(given)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def _found_device(given: str) -> Device:
-    try:
-        return device(given)
-    except KeyError as error:
-        known = ", ".join(device_names())
-        raise typer.BadParameter(
-            f"{given!r} is none of {known}; --device-file takes another"
-        ) from error
-
-
-def _read_device(given: str) -> Device:
-    try:
-        return device_from(Path(given))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-ModelOption = Annotated[
-    Any, typer.Option("--model", parser=_found_model, metavar="MODEL", help=MODEL_HELP)
-]
-DeviceOption = Annotated[
-    Any, typer.Option("--device", parser=_found_device, metavar="DEVICE", help=DEVICE_HELP)
-]
-DeviceFileOption = Annotated[
-    Any,
-    typer.Option(
-        parser=_read_device,
-        metavar="FILE",
-        help="TOML or JSON of another device, with the fields of simulator/data/devices.toml",
-    ),
-]
-DraftsOption = Annotated[
-    int, typer.Option(min=0, help="speculative decoding: tokens drafted per request and step")
-]
-AcceptanceOption = Annotated[
-    float | None, typer.Option(min=0, max=1, help="share of tokens that are drafted right")
-]
-DraftFracOption = Annotated[
-    float, typer.Option(min=0, help="of what a step's layers take, to draft; n-gram: 0")
-]
-PoliciesOption = Annotated[list[str], typer.Option("--policy", help=POLICY_HELP)]
-GpusOption = Annotated[int, typer.Option(min=1, help="tensor-parallel GPUs")]
-PoolOption = Annotated[int, typer.Option(min=0, help="KV pool in tokens; 0: what memory holds")]
-HostOption = Annotated[float, typer.Option(min=0, help="host memory for KV, GB")]
-SeqsOption = Annotated[int, typer.Option(min=1, help="requests in one step")]
-BatchedOption = Annotated[int, typer.Option(min=1, help="tokens in one step")]
-LinkOption = Annotated[LinkName | None, typer.Option("--link", help="instead of the device's")]
-JsonOption = Annotated[Path | None, typer.Option("--json", help="write everything here")]
-RatesOption = Annotated[
-    list[float] | None,
-    typer.Option(min=1e-6, help="requests per second, repeatable; a trace has its own"),
-]
-RequestsOption = Annotated[int, typer.Option(min=0, help="0: 60 drawn ones, or the whole trace")]
-CacheOption = Annotated[
-    Path | None, typer.Option(help="folder that keeps finished runs; they are not repeated")
-]
+DEFINITIONS = {**figures.DEFINITIONS, **steps.DEFINITIONS}
 
 
 def _drafts(number: int, acceptance: float | None, cost_frac: float) -> Drafts | None:
@@ -169,6 +106,15 @@ def simulate(
     burst: Annotated[int, typer.Option(min=0, help="requests at once instead")] = 0,
     turns: Annotated[int, typer.Option(min=1, help="of a conversation; drawn requests only")] = 1,
     turn_gap_s: Annotated[float, typer.Option(min=0, help="between its messages")] = 60.0,
+    sessions: Annotated[
+        int, typer.Option(min=0, help="of agents, by published means, instead of --lengths")
+    ] = 0,
+    session_steps: Annotated[int, typer.Option(min=1, help="of each")] = AGENTS.num_steps,
+    session_scale: Annotated[float, typer.Option(min=1e-4, help="of their tokens")] = 1.0,
+    branch_frac: Annotated[float, typer.Option(min=0, max=1, help="of steps: branches run")] = 0.0,
+    subagent_frac: Annotated[
+        float, typer.Option(min=0, max=1, help="of steps: a sub-agent runs")
+    ] = 0.0,
     less_urgent: Annotated[
         float, typer.Option(min=0, max=1, help="share of requests of priority 1")
     ] = 0.0,
@@ -213,10 +159,16 @@ def simulate(
     )
     _check_policies(deployment, policy)
     arrivals = Arrivals(cv=cv, burst=burst, num_turns=turns, turn_gap_s=turn_gap_s)
-    workload = replace(
-        _workload(lengths, (trace, trace_step_ms / 1e3), num_requests, arrivals),
-        less_urgent_frac=less_urgent,
-    )
+    workload = _workload(lengths, (trace, trace_step_ms / 1e3), num_requests, arrivals)
+    if sessions:
+        drawn_by = replace(
+            AGENTS.scaled(session_scale),
+            num_steps=session_steps,
+            branch_frac=branch_frac,
+            subagent_frac=subagent_frac,
+        )
+        workload = _session_workload(drawn_by, sessions, seed=seed)
+    workload = replace(workload, less_urgent_frac=less_urgent)
     cells = [
         Cell(
             deployment=deployment,
@@ -234,7 +186,7 @@ def simulate(
             ),
         )
         for scale in ([None] if tbt_ms else slo_scale)
-        for per_s in rate or [mean_rate_per_s(workload.trace) if trace else DEFAULT_RATE_PER_S]
+        for per_s in rate or [workload.own_rate_per_s or DEFAULT_RATE_PER_S]
         for one in policy
     ]
     console = Console()
@@ -309,6 +261,13 @@ def _workload(
         num_requests=num_requests or DEFAULT_NUM_REQUESTS,
         arrivals=arrivals,
     )
+
+
+def _session_workload(drawn_by: AgentSessions, num: int, *, seed: int) -> Workload:
+    try:
+        return Workload(trace=tuple(draw_sessions(drawn_by, num, seed=seed)))
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--session-steps") from error
 
 
 def _read_trace(path: Path, step_s: float, num_requests: int) -> list[ArrivingRequest]:

@@ -23,6 +23,7 @@ from simulator.measured import MeasuredDeployment
 from simulator.workload import ArrivingRequest
 
 PLAN_NODES = 500  # of one search: some milliseconds
+OFFLOADING_PRESET = "lab.policies.presets:VLLM_OFFLOADING"
 
 
 _optimiser = OrbitFlow(warm_solver)
@@ -41,6 +42,9 @@ def make_engine(
     shape: EngineShape, machine: Machine, options: PlanningOptions, *, seed: int = 0
 ) -> Engine:
     """Return an engine with a policy. Raises ValueError as `preset_of` does."""
+    if options.policy == OFFLOADING_PRESET:
+        vllm = replace(options.vllm, offloading_connector=True, offload_prompt_only=False)
+        options = replace(options, vllm=vllm)
     brain = Brain(options=options, policy=stack_policy())
     return Engine(shape, machine, brain, offloads=options.uses_host, seed=seed)
 
@@ -59,6 +63,8 @@ def check(deployment: Deployment | MeasuredDeployment, policy: str) -> None:
         )
     if preset.recomputes and deployment.shape().side_windows:
         raise ValueError(f"{policy} recomputes KV: it does not work with windows or states")
+    if policy == OFFLOADING_PRESET and deployment.shape().side_windows:
+        raise ValueError(f"{policy} is not simulated for models with windows or states")
     if preset.recomputes and deployment.shape().max_ahead_tokens:
         raise ValueError(f"{policy} recomputes KV: it does not work with drafts")
 

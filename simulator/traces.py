@@ -1,4 +1,4 @@
-"""Requests read from recorded traces: our own format and four published ones.
+"""Requests read from recorded traces: our own format and five published ones.
 
 Arrivals of published traces count from their first request. Their requests without a prompt or
 without an answer, which is how failures are noted, are left out.
@@ -14,10 +14,14 @@ from typing import Any, TypeVar
 
 from services.pacing.types import ServiceLevel
 from services.placement.types import RequestId
+from simulator.sessions import SHARED_TEXT, Conversation
 from simulator.workload import ArrivingRequest
 
 AZURE_COLUMNS = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"}
 BURSTGPT_COLUMNS = {"Timestamp", "Request tokens", "Response tokens"}
+TRACELAB_COLUMNS = {
+    "id", "input_len", "output_len", "arrival_time", "round_idx", "tool_wait_after_ms", "prefix_len"
+}  # fmt: skip
 T = TypeVar("T")
 OWN_FIELDS = (
     "request_id",
@@ -28,6 +32,9 @@ OWN_FIELDS = (
     "fairness_id",
     "conversation",
     "leaves_after",
+    "follows",
+    "wait_s",
+    "branches_off",
     "prompt_hashes",
 )
 
@@ -57,20 +64,34 @@ def read_trace(path: Path, *, step_s: float) -> list[ArrivingRequest]:
 def read_jsonl(path: Path) -> list[ArrivingRequest]:
     """Read our own format: one object per line, fields as in `ArrivingRequest` and `ServiceLevel`.
 
-    All but the arrival and the lengths may be absent. Raises ValueError naming the line.
+    All but the arrival and the lengths may be absent. A request that follows others comes behind
+    them. Raises ValueError naming the line.
     """
-    return sorted(_parsed(path, _from_object), key=lambda request: request.arrival_s)
+    arrivals_s: dict[str, float] = {}
+
+    def behind_others(row: dict[str, Any], number: int) -> ArrivingRequest:
+        request = _from_object(row, number)
+        # Sorting keeps it behind them: it does not arrive before they do.
+        earliest_s = max((arrivals_s[name] for name in request.follows), default=0.0)
+        request = replace(request, arrival_s=max(request.arrival_s, earliest_s))
+        arrivals_s[request.request_id] = request.arrival_s
+        return request
+
+    return sorted(_parsed(path, behind_others), key=lambda request: request.arrival_s)
 
 
 def _from_object(row: dict[str, Any], number: int) -> ArrivingRequest:
     fields = {name: row[name] for name in OWN_FIELDS if name in row}
     level = {name: value for name, value in row.items() if name not in OWN_FIELDS}
     fields.setdefault("request_id", f"r{number}")
-    fields["prompt_hashes"] = tuple(fields.get("prompt_hashes", ()))
+    for name in ("prompt_hashes", "follows"):
+        fields[name] = tuple(fields.get(name, ()))
+    fields["branches_off"] = tuple((text, end) for text, end in fields.get("branches_off", ()))
     request = ArrivingRequest(**fields, level=ServiceLevel(**level))
     lengths = (request.num_prompt_tokens, request.num_output_tokens, request.leaves_after)
-    if any(length is not None and length < 1 for length in lengths) or request.arrival_s < 0:
-        raise ValueError("lengths must be at least 1, the arrival at least 0")
+    times_s = (request.arrival_s, request.wait_s)
+    if any(length is not None and length < 1 for length in lengths) or min(times_s) < 0:
+        raise ValueError("lengths must be at least 1, the arrival and the wait at least 0")
     return request
 
 
@@ -135,26 +156,35 @@ def _is_mooncake(path: Path) -> bool:
 
 
 def read_csv(path: Path) -> list[ArrivingRequest]:
-    """Read a trace of Azure (2023, 2024) or BurstGPT; the columns tell which.
+    """Read a trace of Azure (2023, 2024), BurstGPT or TraceLab; the columns tell which.
 
     Azure's instants are dates, BurstGPT's are seconds. Raises ValueError naming the line.
     """
     with path.open(newline="") as file:
         table = csv.DictReader(file)
         columns = set(table.fieldnames or ())
+        if columns >= TRACELAB_COLUMNS:
+            return _tracelab_sessions(path, table)
         if columns >= AZURE_COLUMNS:
             parse = _azure_row
         elif columns >= BURSTGPT_COLUMNS:
             parse = _burstgpt_row
         else:
-            raise ValueError(f"{path}: neither Azure's columns nor BurstGPT's: {sorted(columns)}")
-        rows = []
-        for row in table:
-            try:
-                rows.append(parse(row, table.line_num))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{path}:{table.line_num}: {error}") from error
-    return _requests(rows)
+            raise ValueError(
+                f"{path}: columns of neither Azure, BurstGPT nor TraceLab: {sorted(columns)}"
+            )
+        return _requests(_parsed_rows(path, table, parse))
+
+
+def _parsed_rows(
+    path: Path, table: "csv.DictReader[str]", parse: Callable[[Mapping[str, str], int], T]
+) -> Iterator[T]:
+    """Yield what `parse` makes of each row and its line's number."""
+    for row in table:
+        try:
+            yield parse(row, table.line_num)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}:{table.line_num}: {error}") from error
 
 
 def _azure_row(row: Mapping[str, str], number: int) -> _Row:
@@ -174,6 +204,37 @@ def _burstgpt_row(row: Mapping[str, str], number: int) -> _Row:
         num_prompt_tokens=int(row["Request tokens"]),
         num_output_tokens=int(row["Response tokens"]),
     )
+
+
+def _tracelab_sessions(path: Path, table: "csv.DictReader[str]") -> list[ArrivingRequest]:
+    """Read sessions of agents' rounds, in order; `arrival_time`, in milliseconds, is a session's.
+
+    A round reads `prefix_len` tokens that its session has said, and of the first round all do, and
+    `input_len` more. It comes `tool_wait_after_ms` after the round before it has ended.
+    """
+    sessions: dict[str, tuple[Conversation, float]] = {}
+    first_s: float | None = None
+
+    def round_of(row: Mapping[str, str], number: int) -> ArrivingRequest:
+        nonlocal first_s
+        name, num_prefix = row["id"], int(row["prefix_len"])
+        num_new, num_answer = int(row["input_len"]), int(row["output_len"])
+        if min(num_new, num_answer) < 1 or num_prefix < 0:
+            raise ValueError("lengths must be at least 1, the prefix at least 0")
+        arrival_s = float(row["arrival_time"]) / 1e3
+        first_s = arrival_s if first_s is None else min(first_s, arrival_s)
+        shared = ((SHARED_TEXT, num_prefix),) if num_prefix else ()
+        new = Conversation(name=name, num_said=num_prefix, branches_off=shared, begins_s=arrival_s)
+        said, wait_s = sessions.get(name, (new, 0.0))
+        if num_prefix < said.num_said:  # the session goes on without the rest
+            said = said.branch(f"{name} {row['round_idx']}", num_prefix)
+        num_message = num_prefix + num_new - said.num_said
+        made = said.step(f"{name}.{row['round_idx']}", num_message, num_answer, wait_s=wait_s)
+        sessions[name] = said, float(row["tool_wait_after_ms"]) / 1e3
+        return made
+
+    rounds = sorted(_parsed_rows(path, table, round_of), key=lambda one: one.arrival_s)
+    return [replace(one, arrival_s=one.arrival_s - (first_s or 0.0)) for one in rounds]
 
 
 def _requests(rows: Iterable[_Row]) -> list[ArrivingRequest]:
@@ -213,9 +274,13 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def mean_rate_per_s(requests: Sequence[ArrivingRequest]) -> float:
-    """Return requests per second from the first arrival to the last; inf if all come at once."""
-    span_s = requests[-1].arrival_s - requests[0].arrival_s
-    return (len(requests) - 1) / span_s if span_s else float("inf")
+    """Return requests per second from the first arrival to the last; inf if all come at once.
+
+    Only of those that follow no other: of a trace of sessions it is how often one begins.
+    """
+    arrivals_s = [request.arrival_s for request in requests if not request.follows]
+    span_s = arrivals_s[-1] - arrivals_s[0]
+    return (len(arrivals_s) - 1) / span_s if span_s else float("inf")
 
 
 def at_rate(requests: list[ArrivingRequest], rate_per_s: float) -> list[ArrivingRequest]:

@@ -2,8 +2,10 @@
 
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 from services.placement.types import RequestId
@@ -15,7 +17,11 @@ DEFAULT_SIGMA = 1.0  # of a lognormal length of which only the mean is published
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivingRequest:
-    """One request of a workload. Its answer has exactly its limit's length."""
+    """One request of a workload. Its answer has exactly its limit's length.
+
+    It arrives at `arrival_s`; one that follows others, `wait_s` after the last of these has ended,
+    but not before `arrival_s`. An abort or a refusal ends a request, too.
+    """
 
     request_id: RequestId
     arrival_s: float  # after the start, >= 0
@@ -25,9 +31,14 @@ class ArrivingRequest:
     priority: int = 0  # lower is served first
     fairness_id: str = ""  # among which the pool is shared, where it is
     leaves_after: int | None = None  # tokens, >= 1, of which its reader goes; None: it stays
+    follows: tuple[RequestId, ...] = ()
+    wait_s: float = 0.0  # of a tool or a person, >= 0
     # What tells that requests begin alike: a conversation, whose turns each begin with all that was
     # said before, or hashes of the prompt's pieces of HASHED_TOKENS. Neither: they do not.
     conversation: str = ""
+    # What the conversation has of others: (name, tokens from the prompt's beginning up to there),
+    # ascending. A name stands for one text, and for one before it.
+    branches_off: tuple[tuple[str, int], ...] = ()
     prompt_hashes: tuple[int, ...] = ()
 
     def block_keys(self, block_size: int) -> Iterator[Hashable]:
@@ -42,11 +53,16 @@ class ArrivingRequest:
         end = (number + 1) * block_size
         if self.conversation:
             num_tokens = self.num_prompt_tokens + self.num_output_tokens
-            return (self.conversation, number) if end <= num_tokens else None
+            return (self._text_at(end), number) if end <= num_tokens else None
         if end > min(self.num_prompt_tokens, len(self.prompt_hashes) * HASHED_TOKENS):
             return None
         piece, last = divmod(end - 1, HASHED_TOKENS)
         return self.prompt_hashes[piece], last
+
+    def _text_at(self, end: int) -> str:
+        """Return the name of the text that the token before `end` is of."""
+        place = bisect_left(self.branches_off, end, key=itemgetter(1))
+        return self.branches_off[place][0] if place < len(self.branches_off) else self.conversation
 
     def block_key(self, number: int, block_size: int) -> Hashable:
         """Return what a full block is found by, if only by this request itself."""

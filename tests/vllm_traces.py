@@ -28,6 +28,7 @@ class Engine:
     max_num_batched_tokens: int = 256
     vllm: VllmOptions = field(default_factory=VllmOptions)
     drafts: Drafts | None = None
+    num_host_blocks: int = 0  # of the OffloadingConnector
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ def simulated(engine: Engine, requests: Sequence[ArrivingRequest]) -> dict[str, 
         block_bytes=1_000,
         max_num_seqs=engine.max_num_seqs,
         max_num_batched_tokens=engine.max_num_batched_tokens,
-        num_host_blocks=0,
+        num_host_blocks=engine.num_host_blocks * num_groups,
         max_model_len=MAX_TOKENS,
         max_ahead_tokens=engine.drafts.num_drafts if engine.drafts else 0,
     )

@@ -10,7 +10,17 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-from bench.document import Benchmark, Row, document, markdown, save
+from bench.document import (
+    Benchmark,
+    Row,
+    add_page_option,
+    document,
+    expect_tables,
+    markdown,
+    save,
+    write_table,
+)
+from bench.who_runs import sessions
 from bench.who_runs.cases import Case
 from bench.who_runs.reading import figures_by_kind
 from bench.who_runs.regimes import SETS, all_regimes
@@ -24,6 +34,7 @@ from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
 from simulator.engine.simulation import simulate
 from simulator.engine.vllm import VllmOptions
+from simulator.report import steps
 from simulator.report.figures import figures
 
 VLLM = ("vllm", "vllm@0.02", "vllm@0.05")  # at its watermarks
@@ -61,23 +72,27 @@ def main() -> None:
     options = _options()
     load, regimes = os.getloadavg(), SETS[options.set]()
     chosen = [name for name in regimes if any(part in name for part in options.only or [""])]
+    of_steps = options.set == "sessions"
+    policies = options.policies or (sessions.POLICIES if of_steps else POLICIES)
     drafts = None
     if options.drafts:
         drafts = Drafts(num_drafts=options.drafts, acceptance=options.acceptance)
     measure = partial(measured, host_frac=options.host_frac, drafts=drafts)
     seeds = range(1, options.seeds + 1)
-    rows = means(measure, chosen, options.policies, seeds=seeds, jobs=options.jobs)
+    rows = means(measure, chosen, policies, seeds=seeds, jobs=options.jobs)
     benchmark = Benchmark(
         name="who_runs",
         title=f"Who runs: means of {options.seeds} seeds, simulated",
-        definitions=DEFINITIONS,
+        definitions=sessions.DEFINITIONS if of_steps else DEFINITIONS,
         measure=lambda: rows,
-        table=table,
-        verdicts=verdicts,
+        table=sessions.table if of_steps else table,
+        verdicts=sessions.verdicts if of_steps else verdicts,
     )
     content = document(benchmark, rows, load)
     save(content, options.out)
     print(markdown(benchmark, content))
+    if options.page:
+        write_table(options.page, options.set, content, benchmark.table(rows))
 
 
 def means(
@@ -121,6 +136,7 @@ def measured(
         "parks": float(engine.scheduler.counters.num_parks),
         **figures(replace(record, outcomes=counted)),
         **figures_by_kind(counted),
+        **steps.figures(record, case.requests, case.shape.block_size),
         **{f"fluid_{name}": value for name, value in case.fluid.items()},
     }
 
@@ -231,14 +247,17 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", choices=SETS, default="links", help="of regimes")
     parser.add_argument("--only", nargs="*", help="parts of regimes' names")
-    parser.add_argument("--policies", nargs="*", default=POLICIES, help="names, or name@alpha")
+    parser.add_argument("--policies", nargs="*", help="names, or name@alpha")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--host-frac", type=float, help="room on the host, of the pool")
     parser.add_argument("--drafts", type=int, default=0, help="tokens drafted per request and step")
     parser.add_argument("--acceptance", type=float, default=0.7, help="share that is right")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=Path(".cache/bench/who-runs.json"))
-    return parser.parse_args()
+    add_page_option(parser)
+    options = parser.parse_args()
+    expect_tables(options.page, [options.set], parser)
+    return options
 
 
 if __name__ == "__main__":

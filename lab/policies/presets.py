@@ -51,6 +51,9 @@ SGLANG = Preset(run=fcfs.sglang)
 VLLM_RECOMPUTE = Preset(run=fcfs.recompute)
 VLLM_SWAP = Preset(run=fcfs.swap)
 HCACHE = VLLM_SWAP  # in the simulator, where a request that gave way has hidden states on the host
+# In the simulator: vLLM with its OffloadingConnector, a host tier that loads whole hits, of answers
+# too (`offload_prompt_only` false, which is not its default).
+VLLM_OFFLOADING = PRESETS["vllm"]
 
 # Ours: sets that could run are compared, the optimiser places the one that does, and pauses none.
 JOINT = Preset(placing=OPTIMISER, run=joint.decide, deposit=True)

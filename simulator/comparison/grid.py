@@ -20,9 +20,10 @@ from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import RunRecord
 from simulator.engine.vllm import VllmOptions
 from simulator.measured import MeasuredDeployment
+from simulator.report import steps
 from simulator.report.figures import figures
 from simulator.report.views import view_of
-from simulator.traces import at_rate
+from simulator.traces import at_rate, mean_rate_per_s
 from simulator.workload import (
     ArrivingRequest,
     Lengths,
@@ -55,10 +56,15 @@ class Workload:
     arrivals: Arrivals = field(default_factory=Arrivals)
     less_urgent_frac: float = 0.0  # share of priority 1; 0: all have their own
 
+    @property
+    def own_rate_per_s(self) -> float | None:
+        """Return the mean rate of a trace, as it was recorded; None: it is no trace."""
+        return mean_rate_per_s(self.trace) if self.trace else None
+
     def name(self, path: Path | None) -> str:
         """Say in words what arrives; `path`: of the trace."""
         if self.lengths is None:
-            return f"{len(self.trace)} requests of {path.name if path else 'a trace'}"
+            return f"{len(self.trace)} requests of {path.name if path else 'drawn sessions'}"
         prompt, output = self.lengths
         arrivals = self.arrivals
         turns = f", {arrivals.num_turns} turns" if arrivals.num_turns > 1 else ""
@@ -181,6 +187,7 @@ class Cell:
         if requests:
             shape, machine = self.deployment.shape(), self.deployment.machine()
             found["lambda"] = workload_link_ratio(shape, machine, requests)
+            found |= steps.figures(record, requests, shape.block_size)
         for rate in set(self.rates_tps):
             alike = [one for one in record.outcomes if one.level.slo_tbt_s == 1.0 / rate]
             own = figures(replace(record, outcomes=tuple(alike)))

@@ -23,6 +23,7 @@ from simulator.device.costs import StepLoad
 from simulator.device.step import StepRun, StepTimes, StepWork
 from simulator.engine.events import Arrived, Event, PlanCame, ReaderLeft, StepEnded, Woke
 from simulator.engine.machine import Machine
+from simulator.engine.offloading import host_tier
 from simulator.engine.planning import LatePlanner, PlanningOptions, Policy
 from simulator.engine.reader_reports import ReaderReports
 from simulator.engine.records import Outcome, Totals, outcome_of
@@ -30,7 +31,7 @@ from simulator.engine.residency import ResidencyLog, duplicate_frac, sample_of
 from simulator.engine.scheduler import Scheduler
 from simulator.engine.turns import Turn, load_of, staged_of
 from simulator.engine.vllm import VllmPool
-from simulator.memory.moves import order_saves
+from simulator.memory.moves import fits_alone, order_saves
 from simulator.memory.requests import SimulatedRequest, live_request
 
 WAIT_S = 0.25  # for another decision, where no request may run
@@ -68,7 +69,12 @@ class Engine:
         self.h2d, self.d2h = machine.lane(), machine.lane()
         given = brain.options
         caches = given.prefix_caching
-        vllm = None if offloads else VllmPool(shape, given.vllm, prefix_caching=caches)
+        tier = None
+        if given.vllm.offloading_connector:
+            tier = host_tier(shape, self.h2d, self.d2h)
+        vllm = None
+        if not offloads:
+            vllm = VllmPool(shape, given.vllm, prefix_caching=caches, tier=tier)
         self.scheduler = Scheduler(shape, self.h2d, self.d2h, vllm=vllm, rates=self._measured_rates)
         self.scheduler.moves.way_back = machine.way_back
         self.scheduler.caches_prefixes &= caches
@@ -121,7 +127,7 @@ class Engine:
             seed = f"{self._seed}-{request.request_id}"  # the same under every policy
             request.is_right = drafts.right_ones(request.max_tokens, seed=seed)
             request.num_drafts_per_step = drafts.num_drafts
-        if self.scheduler.fits_alone(request):
+        if fits_alone(self.shape, request, offloads=self.scheduler.offloads):
             self.scheduler.add(request)
             self.loop.changed()
         else:
@@ -294,6 +300,8 @@ class Engine:
         for trunk in kv.trunks:
             order_saves(trunk, self.d2h, self.shape.block_bytes, now_s)
         order_saves(kv, self.d2h, self.shape.block_bytes, now_s, num_sent=num_sent)
+        if self.scheduler.vllm:
+            self.scheduler.vllm.save(turn.request)
 
     def _leave(self, request: SimulatedRequest, *, rejected: bool = False) -> None:
         request.kv.cancel_copies()
@@ -337,6 +345,7 @@ class Engine:
         totals.stall_s += sum(step.times.stalls_s)
         totals.prefill_s += seconds if step.load.chunks else 0.0
         totals.num_loads += step.times.num_loads
+        totals.num_computed_tokens += step.load.num_tokens - step.load.num_drafts
         totals.num_recomputed_tokens += sum(step.load.recomputed)
         self._reduced_bytes += step.times.reduced_bytes
         now = sample_of(scheduler, now_s)

@@ -73,6 +73,7 @@ class Totals:
     d2h_bytes: int = 0
     duplicate_s: float = 0.0  # integral of the share of the pool that live requests hold twice
     num_loads: int = 0  # groups copied into staging, one per request and step
+    num_computed_tokens: int = 0  # by steps, without drafts and uncached prefixes
     num_recomputed_tokens: int = 0  # of uncached prefixes
     num_cached_tokens: int = 0  # of prompts, that were not computed
     num_found_blocks: int = 0  # that came back without a copy: the pool still had them

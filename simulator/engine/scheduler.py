@@ -22,17 +22,11 @@ from services.control.room.capacity_guard import (
     CapacityGuard,
 )
 from services.control.room.resumes import Resumes
-from services.placement.blocks import (
-    RESIDENT,
-    min_request_blocks,
-    num_request_blocks,
-    side_blocks,
-)
 from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import Lane
 from simulator.engine.seam import SimulatedEngine
 from simulator.engine.turns import Turn
-from simulator.engine.vllm import VllmPool
+from simulator.engine.vllm import NOTHING, VllmPool
 from simulator.memory import side_copies
 from simulator.memory.host import COLUMNS, HostLedger
 from simulator.memory.kv import KVState
@@ -54,7 +48,7 @@ class Scheduler:
         rates: Callable[[], Rates],
     ) -> None:
         """`vllm`: where no KV may leave the pool; `rates`: measured so far."""
-        self.shape, self._vllm, self._d2h = shape, vllm, d2h
+        self.shape, self.vllm, self._d2h = shape, vllm, d2h
         self.offloads = vllm is None and shape.num_host_blocks > 0
         self.geometry = shape.geometry
         self.pool = vllm.blocks if vllm else PoolLedger(num_blocks=shape.num_blocks)
@@ -152,6 +146,8 @@ class Scheduler:
 
     def take_in_copies(self) -> int:
         """Act on copies that are complete; return how many groups are back."""
+        if self.vllm:
+            self.vllm.take_in_copies()
         num_restored = 0
         for request in self.live:
             if request.record.kv is not None:
@@ -237,26 +233,10 @@ class Scheduler:
 
     # -- admission -----------------------------------------------------------------------------
 
-    def fits_alone(self, request: SimulatedRequest) -> bool:
-        """Return whether an empty engine could bring a request to its end."""
-        total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
-        ahead = self.geometry.max_ahead_tokens
-        rows = total + ahead
-        num_side = side_blocks(self.geometry, num_tokens=rows, num_new_tokens=rows)
-        num_blocks = self.pool.num_blocks - num_side
-        resident = num_request_blocks(self.geometry, RESIDENT, num_tokens=total, num_ahead=ahead)
-        if resident <= num_blocks:
-            return True
-        least = min_request_blocks(self.geometry, num_tokens=total, num_ahead=ahead)
-        least += 2 * self.geometry.num_groups  # an open block each, and one on its way to the host
-        on_host = num_host_blocks(self.geometry, request) <= self.host.num_blocks
-        return self.offloads and on_host and least <= num_blocks
-
     def _admit(self, budget: int) -> bool:
         """Move the first in line to the running requests if its whole prompt has room."""
-        line = self.line.requests() if self.num_places else ()
-        request = next((r for r in line if self.line.num_host_tokens(r) is not None), None)
-        if request is None or not self._take_in(request, budget):
+        request = self._next_with_room(budget) if self.num_places else None
+        if request is None:
             return False
         self.waiting.remove(request)
         self.running.append(request)
@@ -269,27 +249,43 @@ class Scheduler:
         self.num_admitted += 1
         return True
 
-    def _take_in(self, request: SimulatedRequest, budget: int) -> bool:
-        """Return whether there is room for all known tokens of a request."""
+    def _next_with_room(self, budget: int) -> SimulatedRequest | None:
+        """Return the first in line, if it has room; one that waits for copies is passed over."""
+        for request in self.line.requests():
+            if self.line.num_host_tokens(request) is None or self._is_loading(request):
+                continue
+            has_room = self._take_in(request, budget)
+            if has_room is not None and not self._is_loading(request):
+                return request if has_room else None
+        return None
+
+    def _is_loading(self, request: SimulatedRequest) -> bool:
+        return self.vllm is not None and self.vllm.is_loading(request)
+
+    def _take_in(self, request: SimulatedRequest, budget: int) -> bool | None:
+        """Return whether there is room for all known tokens of a request; None: it has to wait."""
         is_new = not request.kv.num_tokens  # else its blocks are from the host
         kv = self._draft(request) if is_new else request.kv
-        cached = self._vllm.cached(request) if self._vllm and is_new else []
-        kv.num_tokens += len(cached) * self.shape.block_size
+        hit = self.vllm.find(request) if self.vllm and is_new else NOTHING
+        if hit is None:
+            return None
+        kv.num_tokens += hit.num_blocks * self.shape.block_size
         chunk = self._chunk(request.num_tokens - kv.num_tokens, budget)
         if not chunk:
             return False
         # Part of a prompt may take more than all of it: what fills a block is staged.
         ends, num_kept_free = [request.num_tokens, kv.num_tokens + chunk], 0
-        if self._vllm:
-            num_kept_free = self._vllm.num_kept_free(cached, beside_others=bool(self.running))
-            ends = ends if self._vllm.options.scheduler_reserve_full_isl else ends[1:]
+        if self.vllm:
+            num_kept_free = self.vllm.num_kept_free(hit, beside_others=bool(self.running))
+            if not self.vllm.options.scheduler_reserve_full_isl:
+                ends = [kv.num_tokens if hit.on_host else ends[1]]
         if not all(self._has_room(kv, end, num_kept_free) for end in ends):
             return False
         if is_new and kv.mirrored:
             reserved = self.moves.promise(request, num_host_blocks(self.geometry, request))
             assert reserved
-        if self._vllm and cached:
-            self._vllm.blocks.begin_with(request.request_id, cached)
+        if self.vllm:
+            self.vllm.begin(request, hit)
         request.record.kv = kv
         return True
 
@@ -310,8 +306,8 @@ class Scheduler:
     def fill(self, request: SimulatedRequest, before: int, after: int) -> None:
         """Let other requests begin with what a step fills, the tokens from `before` to `after`."""
         kv, block_size = request.kv, self.shape.block_size
-        if self._vllm:
-            self._vllm.publish(request, before, after)
+        if self.vllm:
+            self.vllm.publish(request, before, after)
         for number in range(len(kv.columns), self._num_to_share(kv, after)):
             key = request.spec.shared_key(number, block_size)
             if key is None:
@@ -351,9 +347,9 @@ class Scheduler:
         preparing = [
             one for one in self.waiting if self.pool.owned.get(one.request_id) or one.kv.trunks
         ]
-        if len(preparing) == 1:
-            preparing[0].record.way = None
-            self.moves.drop(preparing[0].kv)
+        if preparing and (len(preparing) == 1 or self.vllm):
+            preparing[-1].record.way = None
+            self.moves.drop(preparing[-1].kv)
         elif preparing:
             self.line.put_back_last(preparing)
         return bool(preparing)
@@ -362,6 +358,8 @@ class Scheduler:
         """Take a request out of its queue, and forget it."""
         queue = self.waiting if request.record.state.is_queued else self.running
         queue.remove(request)
+        if self.vllm:
+            self.vllm.ended(request)
         self.release(request)
         self.host.give_back(request.kv.columns)
         self.moves.requests.pop(request.request_id, None)
@@ -376,6 +374,8 @@ class Scheduler:
         """Raise AssertionError if blocks, host slots or requests do not add up."""
         self.pool.check_integrity()
         self.host.check_integrity()
+        if self.vllm and self.vllm.tier:
+            self.vllm.tier.check_integrity()
         ids = {request.request_id for request in self.live}
         trunks = self.moves.trunks
         names = {RequestId(trunk.request_id) for trunk in trunks.all}

@@ -7,7 +7,14 @@ from itertools import chain
 from services.control.requests.request_record import RequestRecord
 from services.control.room.moves import Loading
 from services.control.trunks import give_up, hold
-from services.placement.blocks import BlockGeometry, side_copy_blocks
+from services.placement.blocks import (
+    RESIDENT,
+    BlockGeometry,
+    min_request_blocks,
+    num_request_blocks,
+    side_blocks,
+    side_copy_blocks,
+)
 from services.placement.types import EngineShape, RequestId
 from simulator.device.copies import CopyJob, Lane
 from simulator.memory import side_copies
@@ -264,6 +271,23 @@ def num_host_blocks(geometry: BlockGeometry, request: SimulatedRequest) -> int:
     total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
     num_full = geometry.num_groups * -(-total // geometry.block_size)
     return num_full + side_copy_blocks(geometry, num_tokens=total)
+
+
+def fits_alone(shape: EngineShape, request: SimulatedRequest, *, offloads: bool) -> bool:
+    """Return whether an empty engine could bring a request to its end."""
+    geometry = shape.geometry
+    total = request.spec.num_prompt_tokens + request.spec.num_output_tokens
+    ahead = geometry.max_ahead_tokens
+    rows = total + ahead
+    num_side = side_blocks(geometry, num_tokens=rows, num_new_tokens=rows)
+    num_blocks = shape.num_blocks - num_side
+    resident = num_request_blocks(geometry, RESIDENT, num_tokens=total, num_ahead=ahead)
+    if resident <= num_blocks:
+        return True
+    least = min_request_blocks(geometry, num_tokens=total, num_ahead=ahead)
+    least += 2 * geometry.num_groups  # an open block each, and one on its way to the host
+    on_host = num_host_blocks(geometry, request) <= shape.num_host_blocks
+    return offloads and on_host and least <= num_blocks
 
 
 def num_shared_slots(kv: KVState) -> int:

@@ -33,6 +33,13 @@ COLUMNS: Sequence[Column] = (
     ("ttft_s", "TTFT s", lambda value: f"{value:.2f}"),
     ("tokens_per_s", "tok/s", _count),
 )
+COLUMNS_OF_SESSIONS: Sequence[Column] = (
+    *COLUMNS[:2],
+    *COLUMNS[5:],
+    ("next_ttft_p50_s", "next P50", _ms),
+    ("next_ttft_p95_s", "next P95", _ms),
+    ("recomputed_tokens", "again", _count),
+)
 MORE_COLUMNS: Sequence[Column] = (
     ("tpot", "TPOT %", _percent),
     ("p95_s", "P95 ms", _ms),
@@ -46,10 +53,17 @@ MORE_COLUMNS: Sequence[Column] = (
 
 
 def print_rows(rows: Sequence[Row], title: str, console: Console) -> None:
-    """Print one line per cell; "+D" is behind Token-Deposit. Narrow terminals get fewer figures."""
+    """Print one line per cell; "+D" is behind Token-Deposit. Narrow terminals get fewer figures.
+
+    "next" is the time to the first token of a session's steps that follow others, in ms; "again"
+    are tokens that were computed again.
+    """
     if not console.is_terminal:
         console = Console(file=console.file, width=WIDE)
-    columns = [*COLUMNS, *(MORE_COLUMNS if console.width >= WIDE else ())]
+    columns, more = COLUMNS, MORE_COLUMNS
+    if any("next_ttft_p50_s" in row for row in rows):
+        columns, more = COLUMNS_OF_SESSIONS, MORE_COLUMNS[2:]
+    columns = [*columns, *(more if console.width >= WIDE else ())]
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("policy", no_wrap=True)
     for _, heading, _ in columns:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from bench.document import around_table
+from bench.who_runs import sessions
 from bench.who_runs.__main__ import mean_of, measured
 from bench.who_runs.pages import FOUND, TABLES, beside_vllm, crossed, side_by_side
 
@@ -20,6 +21,23 @@ def test_a_count_that_one_seed_alone_has_is_nothing_in_the_others() -> None:
 
     assert (row["tokens_per_s"], row["plans_dropped"]) == (15.0, 1.5)
     assert row["runs"] == [unseen, seen]
+
+
+def test_a_regime_of_sessions_says_where_ours_is_behind() -> None:
+    def row(policy: str, ttft_s: float, tokens: float) -> dict[str, object]:
+        return {
+            "regime": "r", "policy": policy, "lambda": 0.1, "cached": 0.5,
+            "next_ttft_p50_s": ttft_s, "next_ttft_p95_s": 2 * ttft_s, "tokens_per_s": tokens,
+            "recomputed_tokens": 7.0,
+        }  # fmt: skip
+
+    rows = [row("vllm", 1.0, 100.0), row("vllm-offloading", 0.1, 100.0), row("evenflow", 0.2, 99.5)]
+    beside_vllm, beside_tier = sessions.verdicts(rows)
+
+    assert beside_vllm.startswith("r: beside vllm 0.200 x the next step's TTFT at P50, 0.200 x")
+    assert not beside_vllm.endswith("behind")
+    assert beside_tier.endswith(": behind")
+    assert [len(cells) for cells in sessions.table(rows)] == [8] * 4
 
 
 @pytest.mark.nightly

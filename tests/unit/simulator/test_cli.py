@@ -47,6 +47,35 @@ def test_a_trace_is_replayed(tmp_path) -> None:
     assert json.loads(path.read_text())["cells"][0]["output_tokens"] == 10
 
 
+SESSIONS = ["--sessions", "8", "--session-steps", "30", "--session-scale", "0.002"]
+
+
+def test_sessions_are_drawn_and_their_next_steps_are_reported(tmp_path) -> None:
+    # Eight sessions of 400 tokens each and more in the end.
+    path = tmp_path / "report.json"
+    result = call(
+        "simulate", "--model", "llama-3-8b", "--device", "a5000", "--pool-tokens", "2048",
+        *SESSIONS, "--rate", "1", "--policy", "vllm",
+        "--policy", "lab.policies.presets:VLLM_OFFLOADING", "--jobs", "1", "--json", str(path),
+    )  # fmt: skip
+    report = json.loads(path.read_text())
+
+    assert result.exit_code == 0, result.output
+    assert "next P95" in result.output
+    vllm, with_host = report["cells"]
+    assert vllm["requests"] == with_host["requests"] == 240
+    assert vllm["recomputed_tokens"] > with_host["recomputed_tokens"]
+    assert 0.0 < with_host["next_ttft_p50_s"] <= with_host["next_ttft_p95_s"]
+    assert report["definitions"]["recomputed_tokens"]
+
+
+def test_sessions_that_have_no_such_means_are_refused() -> None:
+    result = call("simulate", *SMALL, "--sessions", "2", "--session-steps", "12")
+
+    assert result.exit_code == 2
+    assert "no session of 12 steps" in result.output
+
+
 def test_size_answers_for_each_policy(tmp_path) -> None:
     path = tmp_path / "size.json"
     result = call(

@@ -32,6 +32,12 @@ BURSTGPT_SESSIONS = (
 MOONCAKE = """{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}
 {"timestamp": 30535, "input_length": 6472, "output_length": 26, "hash_ids": [46, 2353]}
 """
+TRACELAB = """id,input_len,output_len,arrival_time,round_idx,tool_wait_after_ms,prefix_len
+a,700,40,5000.0,0,1500.0,320
+b,600,30,2000.0,0,0.0,320
+a,100,50,5000.0,1,0.0,1060
+a,80,20,5000.0,2,0.0,512
+"""
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -183,3 +189,63 @@ def test_orbitflows_arrivals_count_steps(tmp_path) -> None:
 
     assert (first.request_id, first.arrival_s, first.num_output_tokens) == ("request_1", 0.0, 6)
     assert (second.request_id, second.arrival_s) == ("request_0", 30.5)
+
+
+def test_rounds_of_agents_are_sessions(tmp_path) -> None:
+    requests = read_trace(written(tmp_path, "coding_trace.csv", TRACELAB), step_s=1.0)
+
+    assert [(one.request_id, one.arrival_s, one.num_prompt_tokens) for one in requests] == [
+        ("b.0", 0.0, 920),
+        ("a.0", 3.0, 1_020),
+        ("a.1", 3.0, 1_160),
+        ("a.2", 3.0, 592),
+    ]
+    second, third = requests[2:]
+    assert [one.follows for one in requests] == [(), (), ("a.0",), ("a.1",)]
+    assert (second.wait_s, third.wait_s) == (1.5, 0.0)
+    keys = {one.request_id: list(one.block_keys(16)) for one in requests}
+    assert keys["a.0"][:20] == keys["b.0"][:20]  # what all begin with
+    assert keys["a.0"][20] != keys["b.0"][20]
+    assert keys["a.1"][: 1_060 // 16] == keys["a.0"]  # prompt and answer
+    assert keys["a.2"][:32] == keys["a.1"][:32]  # of its session it has 512 tokens left
+    assert keys["a.2"][32] != keys["a.1"][32]
+    assert mean_rate_per_s(requests) == 1 / 3  # sessions
+    assert [one.arrival_s for one in at_rate(requests, 1.0)] == [0.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "row", ["a,0,40,0,0,0,320", "a,700,0,0,0,0,320", "a,700,40,0,0,0,-1", "a,700,40,0,0,x,1"]
+)
+def test_a_round_that_cannot_be_is_named(tmp_path, row) -> None:
+    text = "\n".join([TRACELAB.splitlines()[0], row, ""])
+
+    with pytest.raises(ValueError, match=r"coding_trace\.csv:2: "):
+        read_trace(written(tmp_path, "coding_trace.csv", text), step_s=1.0)
+
+
+def test_a_trace_of_our_own_may_have_sessions(tmp_path) -> None:
+    rows = [
+        {"request_id": "a", "arrival_s": 9, "num_prompt_tokens": 64, "num_output_tokens": 32},
+        {
+            "request_id": "b",
+            "arrival_s": 0,
+            "num_prompt_tokens": 128,
+            "num_output_tokens": 16,
+            "follows": ["a"],
+            "wait_s": 2.5,
+            "conversation": "b",
+            "branches_off": [["a", 96]],
+        },
+        {"request_id": "c", "arrival_s": 1, "num_prompt_tokens": 64, "num_output_tokens": 32},
+    ]
+    rows[0]["conversation"] = "a"
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    requests = read_jsonl(written(tmp_path, "own.jsonl", lines))
+
+    assert [one.request_id for one in requests] == ["c", "a", "b"]
+    assert (requests[2].follows, requests[2].wait_s) == (("a",), 2.5)
+    assert list(requests[2].block_keys(16))[:6] == list(requests[1].block_keys(16))
+
+    backwards = written(tmp_path, "own.jsonl", "".join(reversed(lines.splitlines(keepends=True))))
+    with pytest.raises(ValueError, match=r"own\.jsonl:2: .*'a'"):
+        read_jsonl(backwards)
