@@ -538,6 +538,13 @@ MUTATIONS = (
         ("tests/unit/executor/blocks/test_prefix_hits.py",),
     ),
     Mutation(
+        "a layer group comes back into blocks that still hold another group's KV",
+        "services/executor/blocks/transfers/moves.py",
+        "num_left -= restores.find(holder, index, max_blocks=num_left)",
+        "num_left -= restores.extend(holder, index, max_blocks=num_left)",
+        ("tests/unit/executor/blocks/test_prefix_hits.py",),
+    ),
+    Mutation(
         "shadows never end",
         f"{EXECUTOR}/scheduler/shadows.py",
         "output.finished_req_ids.update(self._last)",

@@ -103,9 +103,15 @@ class CountedMoves:
         self.refresh(kv)
 
     def restore(self, kv: KVState, group: int) -> None:
-        block_bytes = round(self._block_bytes * self.way_back.link_frac)
+        self._restore(kv, group, num_found=self._find(kv, group))
+
+    def _find(self, kv: KVState, group: int) -> int:
+        """Let a group have the blocks that still hold its KV, and return how many it does."""
         staged = kv.columns[kv.first : kv.first + kv.num_staged]
-        num_found = self.pool.find([one.uid for one in staged], group)
+        return self.pool.find([one.uid for one in staged], group)
+
+    def _restore(self, kv: KVState, group: int, *, num_found: int) -> None:
+        block_bytes = round(self._block_bytes * self.way_back.link_frac)
         self.host.counters.num_found_blocks += num_found
         self.host.counters.num_loaded_blocks += kv.num_staged - num_found
         job = kv.begin_restore(group, block_bytes, num_found=num_found)
@@ -231,14 +237,17 @@ class CountedMoves:
 
     def _load(self, holder: KVState, num_left: int) -> int:
         """Let groups of a holder come back into at most so many blocks; return into how many."""
-        num_taken = 0
-        while holder.lacking and num_taken + holder.num_own_rows <= num_left:
-            self.restore(holder, holder.lacking.pop(0))
-            num_taken += holder.num_own_rows
+        num_rows = holder.num_own_rows
+        coming = holder.lacking[: max(0, num_left) // num_rows if num_rows else None]
+        del holder.lacking[: len(coming)]
+        # All find theirs before one takes any: it might be what the next would have found.
+        found = [self._find(holder, group) for group in coming]
+        for group, num_found in zip(coming, found, strict=True):
+            self._restore(holder, group, num_found=num_found)
         if num_back := holder.take_in_restores():  # the pool still had all of them
             self.num_found_groups += num_back
             self.refresh(holder)
-        return num_taken
+        return len(coming) * num_rows
 
     def wake(self, kv: KVState) -> bool:
         is_awake = self.trunks.wake(kv)

@@ -64,20 +64,24 @@ class Restores:
         Those that still hold its KV come first; the copy of the rest is ordered. A group with
         nothing to copy has come back.
         """
+        num_found = self.find(kv, index, max_blocks=max_blocks)
+        return num_found + self.load(kv, index, max_blocks=max_blocks - num_found)
+
+    def load(self, kv: Holder, index: int, *, max_blocks: int) -> int:
+        """Take blocks for what has none yet, whose copy is ordered, and return how many."""
         group = kv.groups[index]
         restore = group.restore
         assert restore is not None
-        missing = [p for p in group.staged_positions() if p not in restore.targets]
-        wanted = missing[: max(0, max_blocks)]
-        positions = self._find(kv, index, wanted)
+        missing = _missing(group)
+        positions = missing[: max(0, max_blocks)]
         if positions:
             slots = [group.host_slots[position] for position in positions]
             restore_id, blocks = self.order(kv, index, positions, slots)
             restore.targets.update(zip(positions, blocks, strict=True))
             restore.under_way[restore_id] = blocks
-        elif len(wanted) == len(missing) and not restore.under_way:
+        elif not missing and not restore.under_way:
             self.complete(kv, index)
-        return len(wanted)
+        return len(positions)
 
     def order(
         self, kv: Holder, index: int, positions: Sequence[int], slots: Sequence[int]
@@ -101,15 +105,21 @@ class Restores:
         )
         return self._last_id, blocks
 
-    def _find(self, kv: Holder, index: int, positions: list[int]) -> list[int]:
-        """Take those blocks that still hold the group's KV; return the positions that have none."""
-        if not positions or not self.blocks.num_left:
-            return positions
-        group, uids = kv.groups[index], [kv.uid(position) for position in positions]
-        found = self.blocks.find(uids, index)
+    def find(self, kv: Holder, index: int, *, max_blocks: int) -> int:
+        """Take blocks that still hold KV of the group, of the first so many that it lacks; return
+        how many these are.
+
+        A request's groups are all to find theirs before one of them loads: it takes the free blocks
+        that were left first, which may be the others'.
+        """
+        if max_blocks <= 0 or not self.blocks.num_left:
+            return 0
+        group = kv.groups[index]
+        positions = _missing(group)[:max_blocks]
+        found = self.blocks.find([kv.uid(position) for position in positions], index)
         here = {p: block for p, block in zip(positions, found, strict=True) if block is not None}
         if not here:
-            return positions
+            return 0
         assert group.restore is not None
         group.restore.targets.update(here)
         self._counters.num_found_blocks += len(here)
@@ -122,7 +132,7 @@ class Restores:
                 [block.block_id for block in here.values()],
             )
         )
-        return [position for position in positions if position not in here]
+        return len(here)
 
     def arrive(self, kv: Holder, index: int, done: Collection[int]) -> None:
         """Take in which orders every rank has carried out; flip the row after the last one."""
@@ -179,3 +189,10 @@ class Restores:
 
     def release_orphan(self, restore_id: int) -> None:
         self.blocks.release(self.orphans.pop(restore_id))
+
+
+def _missing(group: GroupKV) -> list[int]:
+    """Return the positions of a group that comes back which have no block to come back to yet."""
+    assert group.restore is not None
+    targets = group.restore.targets
+    return [position for position in group.staged_positions() if position not in targets]

@@ -137,8 +137,11 @@ class BlockMoves:
             return Loading(is_complete=False, lacks_blocks=True)
         num_left -= copies.bring_back(kv, max_blocks=num_left)
         lacks_blocks, is_complete = copies.num_lacking(kv) > 0, not copies.is_coming(kv)
+        restores = self._owner.restores
+        for holder, index, _ in coming:
+            num_left -= restores.find(holder, index, max_blocks=num_left)
         for holder, index, group in coming:
-            num_left -= self._owner.restores.extend(holder, index, max_blocks=num_left)
+            num_left -= restores.load(holder, index, max_blocks=num_left)
             if group.restore is not None:
                 is_complete = False
                 lacks_blocks |= lacking(group) > 0

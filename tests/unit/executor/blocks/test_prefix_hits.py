@@ -302,3 +302,25 @@ def test_a_parked_request_makes_room_only_with_what_nobody_else_uses() -> None:
     assert not sim.owner.drop_parked(4 * 2, but=other.kv)  # one block is its own
     assert sim.owner.drop_parked(4, but=other.kv)
     assert sim.owner.host.num_unpromised == 4 * 2
+
+
+def test_all_that_the_pool_still_has_of_a_request_is_found_before_it_takes_other_blocks() -> None:
+    sim = Simulation(seed=1, depth=0, num_slots=300)
+    prompt = ("a", "b", "c", "d")
+    for one in (sim.admit(ALL_RESIDENT, prompt=prompt), sim.admit(ALL_RESIDENT, prompt=("x", "y"))):
+        sim.step({one.request_id: len(sim.prompts[one.request_id]) * BLOCK_SIZE})
+        settled(sim)
+        sim.end(one.request_id)
+    # Of the sixteen blocks that the first has left, six are gone; behind the rest are the other's.
+    sim.pool.get_new_blocks(sim.pool.get_num_free_blocks() - 10 - 8)
+    counters = sim.owner.counters
+    before = counters.num_found_blocks
+
+    record, keys = sim.arrive(prompt), keys_of(prompt)
+    sim.owner.adopt_prefix(record, found_in(sim.owner.host, keys), keys)
+    resumes_of(sim).prepare(
+        record, lambda _: (ResumeWay.LOAD, ALL_RESIDENT), num_slots=40, num_kept_free=0
+    )
+
+    assert counters.num_found_blocks - before == 10
+    assert counters.num_loaded_blocks == 6

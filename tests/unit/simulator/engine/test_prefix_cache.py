@@ -107,6 +107,14 @@ def test_what_the_pool_still_has_comes_back_without_a_copy() -> None:
     assert record.totals.h2d_bytes == 0
 
 
+def test_what_the_pool_has_of_some_blocks_is_found_before_the_others_come_back() -> None:
+    record = run(make(), FIRST, asked("middle", 5e3, 317, of="m"), SECOND)
+
+    found, loaded = record.totals.num_found_blocks, record.totals.num_loaded_blocks
+    assert found + loaded == 4 * 27
+    assert found == 4 * 16  # all of whose blocks none has had since
+
+
 def test_of_two_that_come_at_once_one_finds_what_the_pool_has() -> None:
     record = run(make(), FIRST, SECOND, replace(SECOND, request_id=RequestId("third")))
 
