@@ -172,6 +172,7 @@ async def test_every_parameter_reaches_the_executor(client, executor) -> None:
             rendered_at_s=executor.submits[0].rendered_at_s,
             generation=1,
             fair_key="127.0.0.1",
+            holder=executor_pb2.Holder(request_class="paced"),
             model=MODEL,
             chat=executor_pb2.Chat(
                 messages=[
