@@ -301,8 +301,8 @@ MUTATIONS = (
     ),
     Mutation(
         "each fairness id has a label",
-        "services/executor/stats/controller_metrics.py",
-        "if len(self._fairness_ids) < MAX_FAIRNESS_IDS:",
+        "services/kit/capped_labels.py",
+        "if len(self._known) < self._most:",
         "if True:",
         ("tests/unit/executor/stats/test_kv_stats.py",),
     ),

@@ -45,6 +45,13 @@ def on_gpu(deployment: Deployment, requests: Callable[[int], list[ArrivingReques
     )
 
 
+def as_shipped(name: str, gpu: str) -> Deployment:
+    """Return a deployment with the simulator's own defaults, and 64 requests in a step."""
+    return Deployment(
+        model=model(name), device=device(gpu), assumptions=assumptions(), max_num_seqs=64
+    )
+
+
 def deployed(name: str, gpu: str, *, link: str = "", num_groups: int = 8, **given) -> Deployment:
     shape = model(name)
     made = Deployment(

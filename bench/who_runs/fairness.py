@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from bench.who_runs.cases import as_shipped
+from services.control.order.fair_shares import jain_index
 from services.pacing.types import NO_SERVICE_LEVEL
 from services.placement.run.reader_capacity import READING_RATE_TPS
 from simulator.comparison.grid import Workload
 from simulator.comparison.link_ratio import workload_link_ratio
 from simulator.compose import make_engine
 from simulator.deployment import Deployment
-from simulator.device.hardware import assumptions, device, model
 from simulator.engine.engine import Engine
 from simulator.engine.events import Event
 from simulator.engine.planning import PlanningOptions
@@ -43,12 +44,7 @@ class Regime:
 
     @property
     def deployment(self) -> Deployment:
-        return Deployment(
-            model=model(self.model),
-            device=device(self.device),
-            assumptions=assumptions(),
-            max_num_seqs=64,
-        )
+        return as_shipped(self.model, self.device)
 
     @property
     def name(self) -> str:
@@ -116,11 +112,6 @@ class Meter:
             num_tokens = request.kv.num_owned * shape.block_size / shape.num_groups
             self._held[request.spec.fairness_id] += num_tokens
 
-    @property
-    def jain_index(self) -> float:
-        squares = sum(one * one for one in self.token_s.values())
-        return sum(self.token_s.values()) ** 2 / (len(self.token_s) * squares)
-
 
 def ttfts_s(times: Mapping[ArrivingRequest, Sequence[float]], name: str) -> list[float]:
     """Return times to first tokens, of those that came."""
@@ -152,7 +143,7 @@ def measured(regime: Regime, options: PlanningOptions, *, seeds: int) -> list[st
             simulate(engine, requests, after_event=meter.after_event)
         times = _times(engine, requests)
         token_s += meter.token_s
-        jain.append(meter.jain_index)
+        jain.append(jain_index(meter.token_s.values()))
         speeds.append(sum(map(len, times.values())) / until_s)
         for name, ours in firsts.items():
             ours += ttfts_s(times, name)

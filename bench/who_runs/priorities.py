@@ -9,13 +9,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from bench.who_runs.cases import as_shipped
 from services.pacing.types import NO_SERVICE_LEVEL
 from services.placement.run.reader_capacity import READING_RATE_TPS
 from simulator.comparison.grid import Workload
 from simulator.comparison.link_ratio import workload_link_ratio
 from simulator.compose import run_policy
 from simulator.deployment import Deployment
-from simulator.device.hardware import assumptions, device, model
 from simulator.engine.planning import PlanningOptions
 from simulator.engine.records import Outcome
 from simulator.workload import ArrivingRequest, constant_length
@@ -36,12 +36,7 @@ class Regime:
 
     @property
     def deployment(self) -> Deployment:
-        return Deployment(
-            model=model(self.model),
-            device=device(self.device),
-            assumptions=assumptions(),
-            max_num_seqs=64,
-        )
+        return as_shipped(self.model, self.device)
 
     def requests(self, seed: int) -> list[ArrivingRequest]:
         lengths = constant_length(self.num_prompt_tokens), constant_length(self.num_output_tokens)

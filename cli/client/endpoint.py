@@ -63,6 +63,16 @@ class Endpoint:
             raise RefusedError(answer.status_code, answer.text)
         return answer.json()
 
+    def of_gateway(self, path: str, *names: str) -> Mapping[str, Any]:
+        """Return these members of a gateway's answer at a path. Raises AnswerError: as `get`, or
+        one for another kind of server.
+        """
+        try:
+            answer = self.get(path)
+            return {name: answer[name] for name in names}
+        except (ValueError, LookupError, TypeError) as error:
+            raise AnswerError(f"what answers at {self.base_url} is no gateway") from error
+
 
 def endpoint_at(url: str, api_key: str = "") -> Endpoint:
     """Return the endpoint that a user means by `url`, with or without http:// and /v1."""

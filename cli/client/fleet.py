@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from cli.client.endpoint import AnswerError, Endpoint
+from cli.client.endpoint import Endpoint
 
 MAX_REQUESTS = 40  # that are shown
 UNKNOWN = "?"
@@ -16,10 +16,9 @@ Executor: TypeAlias = Mapping[str, Any]  # an entry of `GET /v1/evenflow/fleet`
 
 def read_fleet(endpoint: Endpoint) -> Sequence[Executor]:
     """Return what a gateway's tracker knows of now. Raises AnswerError."""
-    try:
-        executors: Sequence[Executor] = endpoint.get("/v1/evenflow/fleet")["executors"]
-    except (ValueError, LookupError, TypeError) as error:
-        raise AnswerError(f"what answers at {endpoint.base_url} is no gateway") from error
+    executors: Sequence[Executor] = endpoint.of_gateway("/v1/evenflow/fleet", "executors")[
+        "executors"
+    ]
     return executors
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from cli.client.endpoint import AnswerError, Endpoint
+from cli.client.endpoint import Endpoint
 
 MAX_ROWS = 30  # of requests that are shown, and of sessions
 UNKNOWN = "?"
@@ -19,12 +19,8 @@ Entry: TypeAlias = Mapping[str, Any]
 
 def read_holders(endpoint: Endpoint) -> Holders:
     """Return what a gateway says of now. Raises AnswerError."""
-    try:
-        holders: Holders = endpoint.get(f"/v1/evenflow/kv?limit={MAX_ROWS}")
-        holders["executors"], holders["shares"], holders["requests"], holders["sessions"]
-    except (ValueError, LookupError, TypeError) as error:
-        raise AnswerError(f"what answers at {endpoint.base_url} is no gateway") from error
-    return holders
+    path = f"/v1/evenflow/kv?limit={MAX_ROWS}"
+    return endpoint.of_gateway(path, "executors", "shares", "requests", "sessions")
 
 
 def holders_picture(holders: Holders) -> RenderableType:

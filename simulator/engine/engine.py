@@ -69,11 +69,10 @@ class Engine:
         self.h2d, self.d2h = machine.lane(), machine.lane()
         given = brain.options
         caches = given.prefix_caching
-        tier = None
-        if given.vllm.offloading_connector:
-            tier = host_tier(shape, self.h2d, self.d2h)
         vllm = None
         if not offloads:
+            connector = given.vllm.offloading_connector
+            tier = host_tier(shape, self.h2d, self.d2h) if connector else None
             vllm = VllmPool(shape, given.vllm, prefix_caching=caches, tier=tier)
         self.scheduler = Scheduler(shape, self.h2d, self.d2h, vllm=vllm, rates=self._measured_rates)
         self.scheduler.moves.way_back = machine.way_back

@@ -7,7 +7,7 @@ late, and of no more. Instants are seconds of one clock.
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 AHEAD_FRAC = 0.1  # of a half-life, that what an id holds counts for before it has passed
@@ -100,14 +100,18 @@ class FairShares:
 
     @property
     def jain_index(self) -> float:
-        """Return how evenly ids with requests have attained, in (0, 1]: 1 where all have the same,
-        1 / their number where one has all (Jain, Chiu, Hawe, 1984).
-        """
-        attained = [share.attained for share in self._active.values()]
-        squares = len(attained) * sum(one * one for one in attained)
-        return sum(attained) ** 2 / squares if squares else 1.0
+        """Return how evenly ids with requests have attained."""
+        return jain_index([share.attained for share in self._active.values()])
 
     def take(self) -> Mapping[str, float]:
         """Return the token-seconds that ids have attained since the last call, by id."""
         taken, self._untold = self._untold, defaultdict(float)
         return taken
+
+
+def jain_index(attained: Collection[float]) -> float:
+    """Return how evenly it is shared, in (0, 1]: 1 where all have the same, 1 / their number where
+    one has all (Jain, Chiu, Hawe, 1984).
+    """
+    squares = len(attained) * sum(one * one for one in attained)
+    return sum(attained) ** 2 / squares if squares else 1.0

@@ -63,8 +63,11 @@ class Retaining:
     def advance(self, now_s: float) -> None:
         """Let end what was retained until now, before a step."""
         self._told.clear()
-        self._retention.advance(now_s)
-        self._awaited.advance(now_s)
+        self._advance(now_s)
+
+    def _advance(self, now_s: float) -> None:
+        for book in self._books:
+            book.advance(now_s)
 
     def begun(self, request: Request, now_s: float) -> dict[str, Any]:
         """Return what an output with tokens of a request that goes on is to carry."""
@@ -104,8 +107,7 @@ class Retaining:
         """Keep what the next turns begin with, for so many seconds each from now on: these requests
         end with tool calls. Those in `live` have not ended yet.
         """
-        self._retention.advance(now_s)
-        self._awaited.advance(now_s)
+        self._advance(now_s)
         for request_id, seconds in turns.items():
             if (ended := self._ended_turns.pop(request_id, None)) is not None:
                 self._keep_turn(ended, now_s + seconds)
@@ -127,12 +129,9 @@ class Retaining:
 
     def release(self, account: str, session_id: str) -> int:
         """Retain nothing for a session any more; return how many tokens it retained."""
-        keys = {
-            *self._retention.keys_of(account, session_id),
-            *self._awaited.keys_of(account, session_id),
-        }
-        self._retention.release(account, session_id)
-        self._awaited.release(account, session_id)
+        keys = {key for book in self._books for key in book.keys_of(account, session_id)}
+        for book in self._books:
+            book.release(account, session_id)
         return len(keys) * self._owner.geometry.block_size
 
     def forget_all(self) -> None:
@@ -144,22 +143,22 @@ class Retaining:
         """Return the sessions that most is kept for, most first. Costs a look-up for each of their
         columns, of which MAX_COUNTED_COLUMNS are looked up: larger ones have fewer figures.
         """
+        self._advance(now_s)
         sizes = Counter[tuple[str, str]]()
         for book in self._books:
-            book.advance(now_s)
             for one in book.largest(limit):
                 sizes[one.account, one.session] += one.num_columns
         held, num_left = list[HoldingSession](), MAX_COUNTED_COLUMNS
         for (account, session), num_columns in sizes.most_common(limit):
-            is_counted = num_columns <= num_left
-            num_left -= num_columns if is_counted else 0
-            columns = self._columns(account, session) if is_counted else None
             kept = HoldingSession(
                 account=account,
                 session_id=session,
                 num_retained_tokens=num_columns * self._owner.geometry.block_size,
             )
-            held.append(kept if columns is None else self._counted(kept, columns, now_s))
+            if num_columns <= num_left:
+                num_left -= num_columns
+                kept = self._counted(kept, now_s)
+            held.append(kept)
         return held
 
     def _columns(self, account: str, session: str) -> dict[Hashable, int]:
@@ -170,9 +169,8 @@ class Retaining:
                 until_s[key] = max(second, until_s.get(key, second))
         return until_s
 
-    def _counted(
-        self, session: HoldingSession, columns: Mapping[Hashable, int], now_s: float
-    ) -> HoldingSession:
+    def _counted(self, session: HoldingSession, now_s: float) -> HoldingSession:
+        columns = self._columns(session.account, session.session_id)
         block_size, cache = self._owner.geometry.block_size, self._owner.host.cache
         there = [column for key in columns if (column := cache.get(key)) is not None]
         return replace(

@@ -1,7 +1,6 @@
 """The account of what holds KV, with the names that gateways gave their requests. Pure."""
 
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from heapq import nlargest
 
@@ -78,17 +77,13 @@ def account_of(
     )
 
 
-def _shares(held: list[HeldRequest]) -> list[HoldingShare]:
-    requests: defaultdict[tuple[str, str], list[HoldingRequest]] = defaultdict(list)
+def _shares(held: Iterable[HeldRequest]) -> Collection[HoldingShare]:
+    shares: dict[tuple[str, str], HoldingShare] = {}
     for one in held:
-        requests[one.holder.account, one.holder.request_class].append(one.holding)
-    shares = []
-    for (account, request_class), holdings in requests.items():
-        share = HoldingShare(account=account, request_class=request_class)
-        for holding in holdings:
-            share.add(holding)
-        shares.append(share)
-    return shares
+        names = account, request_class = one.holder.account, one.holder.request_class
+        empty = HoldingShare(account=account, request_class=request_class)
+        shares.setdefault(names, empty).add(one.holding)
+    return shares.values()
 
 
 def _size(use: KVUse | HoldingShare) -> tuple[int, int]:

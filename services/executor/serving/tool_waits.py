@@ -14,6 +14,7 @@ from services.executor.metrics import TOOL_WAITS
 from services.executor.types import Submission
 from services.generation.conversation import ToolCall
 from services.generation.prompts import ChatPrompt, Prompt
+from services.kit.capped_labels import CappedLabels
 from services.kit.clock import Clock
 
 QUANTILE = 0.9
@@ -24,7 +25,6 @@ MAX_TOOLS = 4_096  # of all keys; a tool that was not called for longest is forg
 MAX_KEYS = 1_024
 MAX_PENDING = 8_192  # calls without a result; the oldest is forgotten
 MAX_LABELS = 64  # tools by name in metrics, those that came first
-OTHER = "other"
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 
@@ -69,7 +69,7 @@ class ToolWaits:
         self._pending: OrderedDict[Hashable, _PendingTurn] = OrderedDict()  # by call
         self._by_tool = WaitBook[tuple[str, str]](max_keys=MAX_TOOLS)
         self._by_account = WaitBook[str](max_keys=MAX_KEYS)
-        self._labels: set[str] = set()
+        self._labels = CappedLabels(MAX_LABELS)
 
     def arrived(self, submission: Submission) -> None:
         """Take in that a request has come, maybe with the results of calls."""
@@ -82,12 +82,7 @@ class ToolWaits:
         self._by_account.add(turn.account, wait_s)
         for tool in turn.tools:
             self._by_tool.add((turn.account, tool), wait_s)
-            TOOL_WAITS.labels(self._label(tool)).observe(wait_s)
-
-    def _label(self, tool: str) -> str:
-        if len(self._labels) < MAX_LABELS:
-            self._labels.add(tool)
-        return tool if tool in self._labels else OTHER
+            TOOL_WAITS.labels(self._labels.label(tool)).observe(wait_s)
 
     def ended(self, submission: Submission, calls: Sequence[ToolCall]) -> float:
         """Take in that an answer has ended with calls; return in how many seconds the result of the

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from services.kit.capped_labels import CappedLabels
+
 COUNTERS = {
     "num_steps": "Steps that the controller has seen end.",
     "step_s": "Seconds of those steps.",
@@ -32,7 +34,7 @@ LABELLED = {
 }
 ATTAINED = "attained_kv_token_s"
 ATTAINED_TEXT = "Token-seconds of KV in the pool that requests of a fairness id have held."
-MAX_FAIRNESS_IDS, OTHER = 1_000, "other"  # that have labels of their own; the label of all others
+MAX_FAIRNESS_IDS = 1_000  # that have labels of their own
 HISTOGRAMS: Mapping[str, tuple[str, Sequence[float]]] = {
     "lateness_s": (
         "Seconds from a snapshot to the plan's application.",
@@ -61,7 +63,7 @@ class ControllerPromMetrics:
             for name, (label, text) in LABELLED.items()
         }
         self._attained = make(counter, ATTAINED, ATTAINED_TEXT, labels=("fairness_id",))
-        self._fairness_ids: set[str] = set()  # that have labels
+        self._fairness_ids = CappedLabels(MAX_FAIRNESS_IDS)
         self._histograms = {
             name: make(histogram, name, text, buckets=buckets)
             for name, (text, buckets) in HISTOGRAMS.items()
@@ -80,13 +82,7 @@ class ControllerPromMetrics:
             for kind, number in data[name].items():
                 counter.labels(*labels, kind).inc(number)
         for name, token_s in data[ATTAINED].items():
-            self._attained.labels(*labels, self._fairness_label(name)).inc(token_s)
+            self._attained.labels(*labels, self._fairness_ids.label(name)).inc(token_s)
         for name, histogram in self._histograms.items():
             for value in data[name]:
                 histogram.labels(*labels).observe(value)
-
-    def _fairness_label(self, name: str) -> str:
-        """Return an id's label: of the first `MAX_FAIRNESS_IDS` their own."""
-        if len(self._fairness_ids) < MAX_FAIRNESS_IDS:
-            self._fairness_ids.add(name)
-        return name if name in self._fairness_ids else OTHER

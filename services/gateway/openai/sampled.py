@@ -232,8 +232,8 @@ class SampledBody(StrictBody):
             priority=self.evenflow.priority if is_in_object else self.priority,
             priority_name="evenflow.priority" if is_in_object else "priority",
             cache_salt=self.cache_salt,
-            session_id=self.session_id or headers.get(SESSION_HEADER, ""),
             fairness_id=stated_fairness_id(headers),
+            session_id=_session(self, headers),
             is_resumable=self.evenflow.resumable,
             retention=_retention(self, headers),
             **more,
@@ -271,18 +271,25 @@ def _service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> Serv
     return level
 
 
-def _retention(body: SampledBody, headers: Mapping[str, str]) -> RetentionHint | None:
-    """Return what is to be kept, or computed ahead, and for which session; None if none is stated.
-    Raises InvalidRequestError for a session's name in the header that is too long.
+def _session(body: SampledBody, headers: Mapping[str, str]) -> str:
+    """Return the session that a request is of; empty: of none. Raises InvalidRequestError for a
+    name in the header that is too long.
     """
     session = body.session_id or headers.get(SESSION_HEADER, "")
     if len(session) > MAX_SESSION_ID_LENGTH:
         rule = f"must have at most {MAX_SESSION_ID_LENGTH} characters"
         raise InvalidRequestError(f"{SESSION_HEADER}: {rule}", field=SESSION_HEADER)
+    return session
+
+
+def _retention(body: SampledBody, headers: Mapping[str, str]) -> RetentionHint | None:
+    """Return what is to be kept, or computed ahead, and for which session; None if none is stated.
+    Raises InvalidRequestError as `_session`.
+    """
+    session = _session(body, headers) or body.prompt_cache_key
     of_cache = SECONDS_BY_RETENTION.get(body.prompt_cache_retention or "", 0.0)
     whole_s = max(body.evenflow.retention_s or 0.0, of_cache)
     marks = without_needless([*body.retention_marks(), RetentionMark(retention_s=whole_s)])
-    session = session or body.prompt_cache_key
     next_prefix = body.evenflow.next_prefix
     if not (session or marks or next_prefix):
         return None

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
-from services.executor.serving import tool_waits
 from services.executor.serving.tool_waits import (
     DEFAULT_WAIT_S,
     MAX_LABELS,
@@ -24,6 +23,7 @@ from services.executor.types import Submission
 from services.generation.conversation import ChatMessage, ToolCall
 from services.generation.prompts import ChatPrompt
 from services.generation.retention import RetentionHint
+from services.kit.capped_labels import OTHER
 
 WAIT_COUNT = "evenflow_executor_tool_wait_seconds_count"
 
@@ -211,4 +211,4 @@ def test_metrics_name_so_many_tools_and_no_more(
 
     assert count(f"tool-{MAX_LABELS - 1}") == 1
     assert count(f"tool-{MAX_LABELS}") is None
-    assert count(tool_waits.OTHER) == 2
+    assert count(OTHER) == 2
