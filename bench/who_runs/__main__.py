@@ -10,16 +10,7 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean
 
-from bench.document import (
-    Benchmark,
-    Row,
-    add_page_option,
-    document,
-    expect_tables,
-    markdown,
-    save,
-    write_table,
-)
+from bench.document import Benchmark, Row, document, markdown, save
 from bench.who_runs import sessions
 from bench.who_runs.cases import Case
 from bench.who_runs.reading import figures_by_kind
@@ -91,8 +82,6 @@ def main() -> None:
     content = document(benchmark, rows, load)
     save(content, options.out)
     print(markdown(benchmark, content))
-    if options.page:
-        write_table(options.page, options.set, content, benchmark.table(rows))
 
 
 def means(
@@ -254,10 +243,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--acceptance", type=float, default=0.7, help="share that is right")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=Path(".cache/bench/who-runs.json"))
-    add_page_option(parser)
-    options = parser.parse_args()
-    expect_tables(options.page, [options.set], parser)
-    return options
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

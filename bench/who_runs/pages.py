@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 
 from bench.document import Benchmark, Row, measure_named
-from bench.who_runs import ablation, prefixes
+from bench.who_runs import ablation, prefixes, sessions
 from bench.who_runs.__main__ import (
     DEFINITIONS,
     POLICIES,
@@ -158,12 +158,13 @@ def told(
     measure: Callable[[], list[Row]],
     written: Callable[[Sequence[Row]], list[list[str]]],
     said: Callable[[Sequence[Row]], list[str]] = lambda rows: [],
+    definitions: dict[str, str] = DEFINITIONS,
 ) -> Callable[[str], Benchmark]:
     """Return what makes a table's benchmark of its name."""
     return lambda name: Benchmark(
         name=name,
         title=f"{title}: means of {len(SEEDS)} seeds, simulated",
-        definitions=DEFINITIONS,
+        definitions=definitions,
         measure=measure,
         table=written,
         verdicts=said,
@@ -197,6 +198,13 @@ TABLES = {
         partial(side_by_side, policies=ORBITFLOW),
     ),
     "host-room": told("Room on the host", with_host, partial(crossed, title="policy")),
+    "sessions": told(
+        "Agents that wait for tools",
+        partial(of_policies, lambda: list(sessions.regimes()), sessions.POLICIES),
+        sessions.table,
+        sessions.verdicts,
+        sessions.DEFINITIONS,
+    ),
     "ablation": told("One rule out of force", without_rules, partial(crossed, title="without")),
 }
 

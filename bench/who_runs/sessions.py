@@ -21,6 +21,7 @@ DEFINITIONS = {
     "tokens/s": "output tokens, from the first arrival to the last token",
     "cached": "tokens of prompts that were found and not computed / tokens of prompts",
     "recomputed": "tokens that steps computed and a cache without end would have had",
+    "refused": "requests larger than the engine can ever hold, per run, which is then of others",
     "vllm-offloading": "vLLM with its OffloadingConnector and as much host memory",
 }
 
@@ -49,7 +50,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
     """Return the rows' cells below their columns."""
     header = [
         "regime", "lambda", "policy", "next TTFT P50, s", "P95, s", "tokens/s", "cached",
-        "recomputed",
+        "recomputed", "refused",
     ]  # fmt: skip
     return [header] + [
         [
@@ -61,6 +62,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
             f"{row['tokens_per_s']:.1f}",
             f"{row['cached']:.1%}",
             f"{row['recomputed_tokens']:,.0f}",
+            f"{row['rejected']:.0f}",
         ]
         for row in rows
     ]
@@ -83,9 +85,11 @@ def _verdict(ours: Row, other: Row) -> str:
     p50, p95, tokens = (
         ours[name] / other[name] for name in ("next_ttft_p50_s", "next_ttft_p95_s", "tokens_per_s")
     )
+    num_more = other["rejected"] - ours["rejected"]
     behind = p50 > 1.02 or p95 > 1.02 or tokens < 0.99
     return (
         f"{ours['regime']}: beside {other['policy']} {p50:.3f} x the next step's TTFT at P50, "
         f"{p95:.3f} x at P95, {tokens:.3f} x the tokens/s, {ours['recomputed_tokens']:,.0f} for "
-        f"{other['recomputed_tokens']:,.0f} tokens recomputed{': behind' if behind else ''}"
+        f"{other['recomputed_tokens']:,.0f} tokens recomputed"
+        f"{f', {num_more:.0f} fewer refused' if num_more else ''}{': behind' if behind else ''}"
     )

@@ -28,7 +28,7 @@ def test_a_regime_of_sessions_says_where_ours_is_behind() -> None:
         return {
             "regime": "r", "policy": policy, "lambda": 0.1, "cached": 0.5,
             "next_ttft_p50_s": ttft_s, "next_ttft_p95_s": 2 * ttft_s, "tokens_per_s": tokens,
-            "recomputed_tokens": 7.0,
+            "recomputed_tokens": 7.0, "rejected": 0.0,
         }  # fmt: skip
 
     rows = [row("vllm", 1.0, 100.0), row("vllm-offloading", 0.1, 100.0), row("evenflow", 0.2, 99.5)]
@@ -37,7 +37,7 @@ def test_a_regime_of_sessions_says_where_ours_is_behind() -> None:
     assert beside_vllm.startswith("r: beside vllm 0.200 x the next step's TTFT at P50, 0.200 x")
     assert not beside_vllm.endswith("behind")
     assert beside_tier.endswith(": behind")
-    assert [len(cells) for cells in sessions.table(rows)] == [8] * 4
+    assert [len(cells) for cells in sessions.table(rows)] == [9] * 4
 
 
 @pytest.mark.nightly
