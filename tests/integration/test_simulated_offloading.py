@@ -9,58 +9,30 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.config import KVTransferConfig, set_current_vllm_config
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingWorkerMetadata,
 )
-from vllm.sampling_params import SamplingParams
-from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
-from vllm.v1.request import Request
-from vllm.v1.structured_output import StructuredOutputManager
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import KVConnectorOutput
 
-from lab.models import exactness_model
-from services.executor.engine.config import make_config
-from services.executor.settings import ExecutorSettings
 from simulator.engine.vllm import VllmOptions
 from simulator.workload import HASHED_TOKENS, ArrivingRequest
-from tests.vllm_traces import BLOCK_SIZE, TRACE, Engine, Seen, asked, simulated, token_of
-
-SPEC = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=2, head_size=32, dtype=torch.float32)
-
-
-class Config:
-    """vLLM's configuration, which cannot be printed."""
-
-    def __init__(self, config: Any) -> None:
-        self.vllm = config
+from tests.integration.traced_vllm import SPEC, Config, TracedVllm, configured
+from tests.vllm_traces import BLOCK_SIZE, TRACE, Engine, Seen, asked, simulated
 
 
 @pytest.fixture(scope="module")
 def config() -> Config:
-    given = ExecutorSettings(
-        model=str(exactness_model()), max_model_len=2_048, block_size=BLOCK_SIZE
-    )
-    return Config(make_config(given))
+    return configured()
 
 
-class Vllm:
+class OffloadingVllm(TracedVllm):
     """vLLM's scheduler and connector, without a worker: copies end as they would in no time."""
 
     def __init__(self, engine: Engine, config: Any) -> None:
-        given = config.scheduler_config
-        given.watermark = engine.vllm.watermark
-        given.scheduler_reserve_full_isl = engine.vllm.scheduler_reserve_full_isl
-        given.max_num_seqs = engine.max_num_seqs
-        given.max_num_batched_tokens = engine.max_num_batched_tokens
-        num_blocks = engine.num_blocks + 1  # vLLM keeps one for itself
-        config.cache_config.num_gpu_blocks = num_blocks
         config.kv_transfer_config = KVTransferConfig(
             kv_connector="OffloadingConnector",
             kv_role="kv_both",
@@ -69,67 +41,19 @@ class Vllm:
                 "offload_prompt_only": engine.vllm.offload_prompt_only,
             },
         )
-        self.scheduler = Scheduler(
-            vllm_config=config,
-            kv_cache_config=KVCacheConfig(
-                num_blocks=num_blocks,
-                kv_cache_tensors=[],
-                kv_cache_groups=[KVCacheGroupSpec(["layer"], SPEC)],
-            ),
-            structured_output_manager=StructuredOutputManager(config),
-            block_size=BLOCK_SIZE,
-        )
-        init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(BLOCK_SIZE, sha256)
+        super().__init__(engine, config)
         self._stores: set[int] = set()  # of the newest step
-        self.live: dict[str, tuple[ArrivingRequest, Request]] = {}
-        self.num_cached: dict[str, int] = {}
-        self.seen: dict[str, Seen] = {}
 
-    def add(self, request: ArrivingRequest) -> None:
-        made = Request(
-            request_id=request.request_id,
-            prompt_token_ids=[token_of(request, i) for i in range(request.num_prompt_tokens)],
-            sampling_params=SamplingParams(max_tokens=request.num_output_tokens, ignore_eos=True),
-            pooling_params=None,
-            block_hasher=self._hasher,
-        )
-        self.live[request.request_id] = request, made
-        self.scheduler.add_request(made)
-
-    def step(self, now_s: float) -> float:
+    def step_at(self, now_s: float) -> float:
         """Schedule and end a step that begins at `now_s`; return when it ends: at once if empty."""
         output = self.scheduler.schedule()
-        ids = list(output.num_scheduled_tokens)
-        end_s = now_s + bool(ids)
-        for new in output.scheduled_new_reqs:
-            self.num_cached.setdefault(new.req_id, new.num_computed_tokens)
-        sampled = []
-        for request_id in ids:
-            given, live = self.live[request_id]
-            complete = live.num_computed_tokens == live.num_tokens
-            sampled.append([token_of(given, live.num_tokens)] if complete else [])
-        self.scheduler.update_from_output(
-            output,
-            ModelRunnerOutput(
-                req_ids=ids,
-                req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
-                sampled_token_ids=sampled,
-                kv_connector_output=self._copied(output.kv_connector_metadata),
-            ),
-        )
-        for request_id, (_, live) in list(self.live.items()):
-            if live.is_finished():
-                del self.live[request_id]
-                self.seen[request_id] = Seen(
-                    num_cached_tokens=self.num_cached[request_id],
-                    num_preemptions=live.num_preemptions,
-                    ended_s=end_s,
-                )
+        end_s = now_s + bool(output.num_scheduled_tokens)
+        self.end(output, end_s)
         return end_s
 
-    def _copied(self, orders: Any) -> KVConnectorOutput:
+    def copied(self, output: SchedulerOutput) -> KVConnectorOutput:
         """Return that loads are done, and the stores of the step before or that are waited for."""
+        orders: Any = output.kv_connector_metadata
         flushed = set(orders.jobs_to_flush or ()) & orders.store_jobs.keys()
         ended = {*orders.load_jobs, *self._stores, *flushed}
         self._stores = orders.store_jobs.keys() - flushed
@@ -150,7 +74,7 @@ def through_vllm(
 ) -> dict[str, Seen]:
     """Run all requests; a step begins as soon as one is there."""
     with set_current_vllm_config(config.vllm):
-        vllm, now_s, num_empty = Vllm(engine, config.vllm), -1.0, 0
+        vllm, now_s, num_empty = OffloadingVllm(engine, config.vllm), -1.0, 0
         pending = sorted(requests, key=lambda request: request.arrival_s)
         while pending or not vllm.is_idle:
             if vllm.is_idle and pending[0].arrival_s > now_s:
@@ -159,7 +83,7 @@ def through_vllm(
             else:
                 while pending and pending[0].arrival_s <= now_s:
                     vllm.add(pending.pop(0))
-            end_s = vllm.step(now_s)
+            end_s = vllm.step_at(now_s)
             num_empty = num_empty + 1 if end_s == now_s else 0
             assert num_empty < 100, "vLLM makes no progress"
             now_s = end_s
