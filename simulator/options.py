@@ -31,7 +31,9 @@ MODEL_HELP = (
 )
 DEVICE_HELP = f"one of {', '.join(device_names())}"
 MEASURED_HELP = "a planner's decision log, instead of model and device: the engine that made it"
-TRACE_HELP = "JSONL (ours, Mooncake), CSV (Azure, BurstGPT, TraceLab) or JSON (OrbitFlow)"
+TRACE_HELP = (
+    "JSONL (ours, Mooncake, InferenceX), CSV (Azure, BurstGPT, TraceLab) or JSON (OrbitFlow)"
+)
 POLICY_HELP = f"{', '.join(PRESETS)}, or a preset of your own as module:attribute; repeatable"
 DEFAULT_POLICIES = ["vllm", "evenflow", "orbitflow"]
 

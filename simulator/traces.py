@@ -1,4 +1,4 @@
-"""Requests read from recorded traces: our own format and five published ones.
+"""Requests read from recorded traces: our own format and six published ones.
 
 Arrivals of published traces count from their first request. Their requests without a prompt or
 without an answer, which is how failures are noted, are left out.
@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,6 +37,7 @@ OWN_FIELDS = (
     "wait_s",
     "branches_off",
     "prompt_hashes",
+    "hashed_tokens",
 )
 
 
@@ -50,7 +52,7 @@ def read_trace(path: Path, *, step_s: float) -> list[ArrivingRequest]:
     elif path.suffix == ".csv":
         requests = read_csv(path)
     elif path.suffix == ".jsonl":
-        requests = read_mooncake(path) if _is_mooncake(path) else read_jsonl(path)
+        requests = _reader_of_lines(path)(path)
     else:
         raise ValueError(f"{path}: traces end in .jsonl, .csv or .json")
     if not requests:
@@ -146,13 +148,110 @@ def _mooncake_row(row: dict[str, Any], number: int) -> _Row:
     )
 
 
-def _is_mooncake(path: Path) -> bool:
+def _reader_of_lines(path: Path) -> Callable[[Path], list[ArrivingRequest]]:
+    """Return what reads a file of JSON lines; the fields of its first tell."""
     _, first = next(_lines(path), (0, "{}"))
     try:
         row = json.loads(first)
     except ValueError:
-        return False
-    return isinstance(row, dict) and "input_length" in row
+        row = None
+    if not isinstance(row, dict):
+        return read_jsonl
+    if "input_length" in row:
+        return read_mooncake
+    return read_inferencex if "requests" in row else read_jsonl
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """One request of a recorded session, in seconds of its clock."""
+
+    name: str
+    agent: str  # the main one: empty
+    begin_s: float
+    end_s: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    hash_ids: tuple[int, ...]
+
+
+def read_inferencex(path: Path) -> list[ArrivingRequest]:
+    """Read InferenceX's agent traces (Apache 2.0): a session per line, which all begin at once.
+
+    A call follows the last one of its agent that had ended when it was made; a main agent's also
+    the sub-agents that had ended since that one began, a sub-agent's first one the main agent's
+    last. It comes as long after these as it was recorded, however long they take here. Hash ids,
+    one per `block_size` tokens, are a session's own. Raises ValueError naming the line.
+    """
+    sessions = _parsed(path, _inferencex_session)
+    return sorted((one for session in sessions for one in session), key=lambda one: one.arrival_s)
+
+
+def _inferencex_session(row: dict[str, Any], number: int) -> list[ArrivingRequest]:
+    calls = sorted(_calls(row, f"s{number}"), key=lambda call: call.begin_s)
+    made: dict[RequestId, ArrivingRequest] = {}
+    prefixes: dict[tuple[int, int], int] = {}  # a hash's by the one before it and its id
+    for call, others in _followed(calls):
+        hashes, before = list[int](), -1
+        for hash_id in call.hash_ids:
+            before = prefixes.setdefault((before, hash_id), (number << 32) + len(prefixes))
+            hashes.append(before)
+        follows = tuple(RequestId(other.name) for other in others)
+        arrival_s = call.begin_s - calls[0].begin_s
+        if others:  # sorting keeps it behind them
+            arrival_s = max(made[other].arrival_s for other in follows)
+        made[RequestId(call.name)] = ArrivingRequest(
+            request_id=RequestId(call.name),
+            arrival_s=arrival_s,
+            num_prompt_tokens=call.num_prompt_tokens,
+            num_output_tokens=call.num_output_tokens,
+            follows=follows,
+            wait_s=call.begin_s - max((other.end_s for other in others), default=call.begin_s),
+            prompt_hashes=tuple(hashes),
+            hashed_tokens=int(row["block_size"]),
+        )
+    return list(made.values())
+
+
+def _calls(row: dict[str, Any], session: str) -> Iterator[_Call]:
+    """Yield a session's calls that have a prompt and an answer."""
+    for place, entry in enumerate(row["requests"]):
+        agent = f"a{place}" if entry["type"] == "subagent" else ""
+        for step, call in enumerate(entry["requests"] if agent else [entry]):
+            if min(call["in"], call["out"]) > 0:
+                yield _Call(
+                    name=f"{session}.{agent}.{step}" if agent else f"{session}.{place}",
+                    agent=agent,
+                    begin_s=call["t"],
+                    end_s=call["t"] + call.get("api_time", 0.0),
+                    num_prompt_tokens=call["in"],
+                    num_output_tokens=call["out"],
+                    hash_ids=tuple(call["hash_ids"]),
+                )
+
+
+def _followed(calls: Sequence[_Call]) -> Iterator[tuple[_Call, list[_Call]]]:
+    """Yield each of a session's calls, by their beginnings, and what it waits for."""
+    leaves_s = {call.agent: call.end_s for call in sorted(calls, key=lambda call: call.end_s)}
+    at_work = list[tuple[float, int]]()  # a heap: the end and the place of each
+    last: dict[str, _Call] = {}  # of each agent, of the calls that have ended
+    for place, call in enumerate(calls):
+        while at_work and at_work[0][0] <= call.begin_s:
+            ended = calls[heappop(at_work)[1]]
+            last[ended.agent] = ended
+        heappush(at_work, (call.end_s, place))
+        main = last.get("")
+        if call.agent:
+            before = last.get(call.agent, main)
+            yield call, [before] if before else []
+            continue
+        since_s = main.begin_s if main else float("-inf")
+        back = [
+            other
+            for agent, other in last.items()
+            if agent and since_s < other.end_s and leaves_s[agent] <= call.begin_s
+        ]
+        yield call, [main, *back] if main else back
 
 
 def read_csv(path: Path) -> list[ArrivingRequest]:

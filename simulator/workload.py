@@ -11,7 +11,7 @@ from services.pacing.types import NO_SERVICE_LEVEL, ServiceLevel
 from services.placement.types import RequestId
 from simulator.device.hardware import data_file
 
-HASHED_TOKENS = 512  # that one of Mooncake's hashes stands for, and all before them
+HASHED_TOKENS = 512  # that one of Mooncake's hashes stands for
 DEFAULT_SIGMA = 1.0  # of a lognormal length of which only the mean is published
 
 
@@ -34,12 +34,13 @@ class ArrivingRequest:
     follows: tuple[RequestId, ...] = ()
     wait_s: float = 0.0  # of a tool or a person, >= 0
     # What tells that requests begin alike: a conversation, whose turns each begin with all that was
-    # said before, or hashes of the prompt's pieces of HASHED_TOKENS. Neither: they do not.
+    # said before, or hashes of the prompt's pieces. Neither: they do not.
     conversation: str = ""
     # What the conversation has of others: (name, tokens from the prompt's beginning up to there),
     # ascending. A name stands for one text, and for one before it.
     branches_off: tuple[tuple[str, int], ...] = ()
-    prompt_hashes: tuple[int, ...] = ()
+    prompt_hashes: tuple[int, ...] = ()  # each of a piece and all before it
+    hashed_tokens: int = HASHED_TOKENS  # of a piece
 
     def block_keys(self, block_size: int) -> Iterator[Hashable]:
         """Yield what each leading full block is found by; of hashed prompts not the answer's."""
@@ -54,9 +55,9 @@ class ArrivingRequest:
         if self.conversation:
             num_tokens = self.num_prompt_tokens + self.num_output_tokens
             return (self._text_at(end), number) if end <= num_tokens else None
-        if end > min(self.num_prompt_tokens, len(self.prompt_hashes) * HASHED_TOKENS):
+        if end > min(self.num_prompt_tokens, len(self.prompt_hashes) * self.hashed_tokens):
             return None
-        piece, last = divmod(end - 1, HASHED_TOKENS)
+        piece, last = divmod(end - 1, self.hashed_tokens)
         return self.prompt_hashes[piece], last
 
     def _text_at(self, end: int) -> str:

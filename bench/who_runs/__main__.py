@@ -9,9 +9,10 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 
 from bench.document import Benchmark, Row, document, markdown, save
-from bench.who_runs import sessions
+from bench.who_runs import beside_people, sessions
 from bench.who_runs.cases import Case
 from bench.who_runs.reading import figures_by_kind
 from bench.who_runs.regimes import SETS, all_regimes
@@ -57,14 +58,15 @@ SHARES = (  # column, figure, decimals
     ("rebuffering", "rebuffering", 2),
 )
 TTFT = "TTFT mean / P50 / P95 / P99"
+OWN_TABLES = MappingProxyType({"sessions": sessions, "people": beside_people})  # sets that have one
 
 
 def main() -> None:
     options = _options()
     load, regimes = os.getloadavg(), SETS[options.set]()
     chosen = [name for name in regimes if any(part in name for part in options.only or [""])]
-    of_steps = options.set == "sessions"
-    policies = options.policies or (sessions.POLICIES if of_steps else POLICIES)
+    own = OWN_TABLES.get(options.set)
+    policies = options.policies or (own.POLICIES if own else POLICIES)
     drafts = None
     if options.drafts:
         drafts = Drafts(num_drafts=options.drafts, acceptance=options.acceptance)
@@ -74,10 +76,10 @@ def main() -> None:
     benchmark = Benchmark(
         name="who_runs",
         title=f"Who runs: means of {options.seeds} seeds, simulated",
-        definitions=sessions.DEFINITIONS if of_steps else DEFINITIONS,
+        definitions=own.DEFINITIONS if own else DEFINITIONS,
         measure=lambda: rows,
-        table=sessions.table if of_steps else table,
-        verdicts=sessions.verdicts if of_steps else verdicts,
+        table=own.table if own else table,
+        verdicts=own.verdicts if own else verdicts,
     )
     content = document(benchmark, rows, load)
     save(content, options.out)

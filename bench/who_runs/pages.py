@@ -9,7 +9,7 @@ from functools import partial
 from types import MappingProxyType
 
 from bench.document import Benchmark, Row, measure_named
-from bench.who_runs import ablation, prefixes, sessions
+from bench.who_runs import ablation, beside_people, prefixes, sessions
 from bench.who_runs.__main__ import (
     DEFINITIONS,
     POLICIES,
@@ -204,6 +204,13 @@ TABLES = {
         sessions.table,
         sessions.verdicts,
         sessions.DEFINITIONS,
+    ),
+    "people": told(
+        "Agents beside people",
+        partial(of_policies, lambda: list(beside_people.regimes()), beside_people.POLICIES),
+        beside_people.table,
+        beside_people.verdicts,
+        beside_people.DEFINITIONS,
     ),
     "ablation": told("One rule out of force", without_rules, partial(crossed, title="without")),
 }

@@ -164,6 +164,8 @@ def figures_by_kind(outcomes: Iterable[Outcome]) -> dict[str, float]:
         "people_within_slo": fmean(_ttft_s(o) <= (o.level.slo_ttft_s or 0.0) for o in people),
         **_first_tokens("agents", agents),
         "agents_e2e_s": fmean(one.generated_s[-1] - one.arrival_s for one in agents),
+        "agents_tokens_per_s": sum(len(one.generated_s) for one in agents)
+        / (max(one.generated_s[-1] for one in agents) - min(one.arrival_s for one in agents)),
     }
 
 

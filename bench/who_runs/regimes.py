@@ -15,7 +15,7 @@ from bench.e2e.trace import poisson_trace
 from bench.fidelity.machine import Calibration, machine_of, shape_of
 from bench.fidelity.replayed import WARM_UP_S, warm_up_of
 from bench.papers import ellm, layerkv, orbitflow, tokenflow
-from bench.who_runs import prefixes, reading, sessions
+from bench.who_runs import beside_people, prefixes, reading, sessions
 from bench.who_runs.cases import Case, Regime, deployed, lognormal, on_gpu
 from bench.who_runs.demo_readers import demo
 from services.pacing.types import ServiceLevel
@@ -211,7 +211,12 @@ def links() -> dict[str, Regime]:
 
 
 SETS: Mapping[str, Callable[[], dict[str, Regime]]] = MappingProxyType(
-    {"links": links, "reading": reading.regimes, "sessions": sessions.regimes}
+    {
+        "links": links,
+        "reading": reading.regimes,
+        "sessions": sessions.regimes,
+        "people": beside_people.regimes,
+    }
 )
 
 

@@ -43,6 +43,10 @@ def regimes() -> dict[str, Regime]:
         found[f"8B, 4090, 12 published sessions, a tenth of the tokens{name}"] = on_gpu(
             small, lambda seed, by=drawn_by: draw_sessions(by, 12, seed=seed)
         )
+    whole = deployed("llama-3-70b", "h100", num_devices=8, max_num_seqs=64)
+    found["70B, 8 x H100, 12 published sessions"] = on_gpu(
+        whole, lambda seed: draw_sessions(AgentSessions(num_steps=30), 12, seed=seed)
+    )
     return found
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from bench.document import around_table
-from bench.who_runs import sessions
+from bench.who_runs import beside_people, sessions
 from bench.who_runs.__main__ import mean_of, measured
 from bench.who_runs.pages import FOUND, TABLES, beside_vllm, crossed, side_by_side
 
 RESULTS = Path(__file__).parents[3] / "docs/results"
-PAGES = {"joint": "policies.md"}  # of tables that are not their page's own
+PAGES = {"joint": "policies.md", "people": "sessions.md"}  # of tables that are not their page's own
 
 
 def test_a_count_that_one_seed_alone_has_is_nothing_in_the_others() -> None:
@@ -38,6 +38,39 @@ def test_a_regime_of_sessions_says_where_ours_is_behind() -> None:
     assert not beside_vllm.endswith("behind")
     assert beside_tier.endswith(": behind")
     assert [len(cells) for cells in sessions.table(rows)] == [9] * 4
+
+
+def test_agents_beside_people_say_where_ours_is_behind() -> None:
+    def row(policy: str, p95_s: float, tokens: float) -> dict[str, object]:
+        return {
+            "regime": "r", "policy": policy, "lambda": 0.1, "people_ttft_p50_s": 0.1,
+            "people_ttft_p95_s": p95_s, "people_within_slo": 1.0, "tbt_deposit": 1.0,
+            "agents_tokens_per_s": tokens, "agents_e2e_s": 1.0, "next_ttft_p95_s": 0.2,
+            "recomputed_tokens": 7.0,
+        }  # fmt: skip
+
+    rows = [row("vllm", 1.0, 100.0), row("vllm-offloading", 0.5, 98.0), row("evenflow", 0.5, 98.0)]
+    beside_vllm, beside_tier = beside_people.verdicts(rows)
+
+    assert beside_vllm == (
+        "r: beside vllm people's first token at P95 in 0.500 x the time, +0.00 points in time, "
+        "agents' tokens/s 0.980 x: behind"
+    )
+    assert not beside_tier.endswith("behind")
+    assert {len(cells) for cells in beside_people.table(rows)} == {11}
+
+
+def test_people_come_while_agents_are_at_work() -> None:
+    regime = beside_people.regimes()["8B, 4090, 24 agents, people at 0.6/s"]
+    asked = regime(1).requests
+
+    arrivals_s = [one.arrival_s for one in asked]
+    people = [one for one in asked if one.level.slo_ttft_s]
+    assert arrivals_s == sorted(arrivals_s)
+    assert people == beside_people.people(0.6, 1)
+    assert people[-1].arrival_s < beside_people.WINDOW_S
+    assert len(people) / beside_people.WINDOW_S == pytest.approx(0.6, rel=0.2)
+    assert len(asked) - len(people) == 24 * 12
 
 
 @pytest.mark.nightly

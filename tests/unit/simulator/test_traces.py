@@ -8,6 +8,7 @@ import pytest
 
 from services.pacing.types import ServiceLevel
 from services.placement.types import RequestId
+from simulator.sessions import num_known_tokens
 from simulator.traces import at_rate, mean_rate_per_s, read_jsonl, read_trace
 from simulator.workload import ArrivingRequest
 
@@ -221,6 +222,66 @@ def test_a_round_that_cannot_be_is_named(tmp_path, row) -> None:
 
     with pytest.raises(ValueError, match=r"coding_trace\.csv:2: "):
         read_trace(written(tmp_path, "coding_trace.csv", text), step_s=1.0)
+
+
+def call(begin_s: float, took_s: float, num_prompt: int, hash_ids: list[int], **more) -> dict:
+    times = {"t": begin_s, "api_time": took_s}
+    return {"type": "n", "in": num_prompt, "out": 8, "hash_ids": hash_ids, **times, **more}
+
+
+def inferencex(*entries: dict) -> str:
+    scope = {"block_size": 64, "hash_id_scope": "local"}
+    return json.dumps({"id": "of no interest", **scope, "requests": entries}) + "\n"
+
+
+def test_sessions_of_agents_wait_for_what_had_ended_when_they_were_recorded(tmp_path) -> None:
+    helper = {
+        "type": "subagent",
+        "t": 4.0,
+        "requests": [call(4.0, 1.0, 64, [9]), call(6.0, 1.0, 128, [9, 8])],
+    }
+    beside = {"type": "subagent", "t": 4.5, "requests": [call(4.5, 9.0, 64, [7])]}
+    trace = inferencex(
+        call(0.0, 2.0, 130, [0, 1, 2]),
+        call(0.5, 0.5, 64, [5]),  # in parallel, as a title is
+        call(2.5, 1.0, 192, [0, 1, 3]),
+        helper,
+        beside,
+        call(8.0, 1.0, 256, [0, 1, 3, 4]),
+        call(20.0, 1.0, 64, [0], out=0),  # failed
+    )
+    requests = read_trace(written(tmp_path, "t.jsonl", trace + trace), step_s=1.0)
+
+    first = [one for one in requests if one.request_id.startswith("s1.")]
+    follows = {one.request_id: (one.follows, one.wait_s) for one in first}
+    assert follows == {
+        "s1.0": ((), 0.0),
+        "s1.1": ((), 0.0),
+        "s1.2": (("s1.0",), 0.5),
+        "s1.a3.0": (("s1.2",), 0.5),
+        "s1.a3.1": (("s1.a3.0",), 1.0),
+        "s1.a4.0": (("s1.2",), 1.0),
+        "s1.5": (("s1.2", "s1.a3.1"), 1.0),  # the other sub-agent works on
+    }
+    assert [one.arrival_s for one in first] == [0.0] * 6 + [0.5]
+    known = num_known_tokens(requests, 64)
+    assert (known["s1.0"], known["s1.2"], known["s1.5"]) == (0, 128, 192)
+    assert known["s1.a3.1"] == 64
+    assert known["s2.0"] == 0  # its ids are another session's
+    assert [len(list(one.block_keys(16))) for one in first[:1]] == [130 // 16]
+
+
+def test_calls_at_one_instant_do_not_wait_for_each_other(tmp_path) -> None:
+    trace = inferencex(call(1.0, 0.0, 64, [0]), call(1.0, 0.0, 64, [0]), call(2.0, 0.0, 64, [0]))
+    requests = read_trace(written(tmp_path, "t.jsonl", trace), step_s=1.0)
+
+    assert [one.follows for one in requests] == [(), ("s1.0",), ("s1.1",)]
+
+
+@pytest.mark.parametrize("entry", [{"type": "n"}, call(0.0, 1.0, 64, None), 7])
+def test_a_session_that_cannot_be_is_named(tmp_path, entry) -> None:
+    with pytest.raises(ValueError, match=r"t\.jsonl:2: "):
+        read_trace(written(tmp_path, "t.jsonl", inferencex() + inferencex(entry)), step_s=1.0)
 
 
 def test_a_trace_of_our_own_may_have_sessions(tmp_path) -> None:

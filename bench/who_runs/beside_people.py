@@ -1,0 +1,121 @@
+"""Agents that wait for tools, and people that read, on one engine: what each of them has.
+
+The agents are those of `sessions.py`, the same under each policy. People come while the agents are
+at work, state how fast they read and when they want the first token.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import takewhile
+
+from bench.document import Row
+from bench.who_runs.cases import Case, Regime, deployed, lognormal, on_gpu
+from bench.who_runs.reading import PEOPLE
+from bench.who_runs.sessions import AGENTS
+from simulator.workload import ArrivingRequest, drawn_requests, gamma_gaps
+
+POLICIES = ("vllm", "vllm@0.02", "vllm@0.05", "vllm-offloading", "evenflow")
+OURS = "evenflow"
+PROMPT_TOKENS, ANSWER_TOKENS = 2_000, 300  # of a person, means
+RATES_PER_S = (0.3, 0.6)  # of people
+WINDOW_S = 240.0  # the agents' time, where nothing waits: in which people come
+DEFINITIONS = {
+    "lambda": "bytes that the link moves in a resident decode step / bytes of the KV pool",
+    "people": f"{PROMPT_TOKENS:,} + {ANSWER_TOKENS} tokens, {PEOPLE.consumption_rate_tps:g} read "
+    f"per second, a TTFT SLO of {PEOPLE.slo_ttft_s:g} s; times to the first token in seconds",
+    "in time": "tokens of people after the first that are there 5 ms after they are due at the "
+    "latest, behind Token-Deposit",
+    "agents' tokens/s": "of their answers, from the first arrival to their last token",
+    "agents' end": "from a step's arrival to its last token, mean, in seconds",
+    "vllm@0.02": "vLLM with `watermark` 0.02",
+    "vllm-offloading": "vLLM with its OffloadingConnector and as much host memory",
+}
+
+
+def regimes() -> dict[str, Regime]:
+    """Return the regimes by name."""
+    third = {"pool_tokens": AGENTS.third_tokens, "max_num_seqs": 64}
+    places = {
+        "8B, H100": deployed("llama-3-8b", "h100", **third),
+        "8B, 4090": deployed("llama-3-8b", "rtx-4090", max_num_seqs=64),
+        "70B, 4 x H100": deployed("llama-3-70b", "h100", num_devices=4, **third),
+    }
+    name = f"{AGENTS.num_sessions} agents, people at"
+    return {
+        f"{place}, {name} {rate_per_s:g}/s": with_people(on_gpu(where, AGENTS.steps), rate_per_s)
+        for place, where in places.items()
+        for rate_per_s in RATES_PER_S
+    }
+
+
+def with_people(regime: Regime, rate_per_s: float) -> Regime:
+    """Return a regime to which people come, so many per second, for WINDOW_S."""
+
+    def case(seed: int) -> Case:
+        made = regime(seed)
+        both = [*made.requests, *people(rate_per_s, seed)]
+        return replace(made, requests=sorted(both, key=lambda one: one.arrival_s))
+
+    return case
+
+
+def people(rate_per_s: float, seed: int) -> list[ArrivingRequest]:
+    """Return what people ask, by arrival."""
+    gaps_s = gamma_gaps(random.Random(f"people {seed}"), rate_per_s=rate_per_s, cv=1.0)
+    drawn = drawn_requests(
+        gaps_s,
+        (lognormal(PROMPT_TOKENS), lognormal(ANSWER_TOKENS)),
+        num_requests=round(2 * WINDOW_S * rate_per_s),
+        seed=seed,
+        level=PEOPLE,
+    )
+    return list(takewhile(lambda one: one.arrival_s < WINDOW_S, drawn))
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    """Return the rows' cells below their columns."""
+    header = [
+        "regime", "lambda", "policy", "people's TTFT P50, s", "P95, s", "within SLO", "in time",
+        "agents' tokens/s", "agents' end, s", "next TTFT P95, s", "recomputed",
+    ]  # fmt: skip
+    return [header] + [
+        [
+            row["regime"],
+            f"{100 * row['lambda']:.1f} %",
+            row["policy"],
+            f"{row['people_ttft_p50_s']:.3f}",
+            f"{row['people_ttft_p95_s']:.3f}",
+            f"{row['people_within_slo']:.0%}",
+            f"{row['tbt_deposit']:.2%}",
+            f"{row['agents_tokens_per_s']:.1f}",
+            f"{row['agents_e2e_s']:.2f}",
+            f"{row['next_ttft_p95_s']:.3f}",
+            f"{row['recomputed_tokens']:,.0f}",
+        ]
+        for row in rows
+    ]
+
+
+def verdicts(rows: Sequence[Row]) -> list[str]:
+    """Return a line for each regime and other policy: ours beside it."""
+    return [
+        _verdict(ours, other)
+        for ours in rows
+        for other in rows
+        if ours["policy"] == OURS and other["policy"] != OURS and other["regime"] == ours["regime"]
+    ]
+
+
+def _verdict(ours: Row, other: Row) -> str:
+    """Say how ours compares, and whether it is behind: by 2 % of a TTFT, 1 % of tokens/s."""
+    p95, tokens = (
+        ours[name] / other[name] for name in ("people_ttft_p95_s", "agents_tokens_per_s")
+    )
+    points = 100 * (ours["tbt_deposit"] - other["tbt_deposit"])
+    behind = p95 > 1.02 or tokens < 0.99 or points < -0.5
+    return (
+        f"{ours['regime']}: beside {other['policy']} people's first token at P95 in {p95:.3f} x "
+        f"the time, {points:+.2f} points in time, agents' tokens/s {tokens:.3f} x"
+        f"{': behind' if behind else ''}"
+    )
