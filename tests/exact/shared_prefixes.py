@@ -132,24 +132,28 @@ def share_in_all_ways(
     write_through = runner.scheduler.transfers.write_through
     sharing = Sharing(runner)
     num_moves = MIN_TRUNK_MOVES * runner.scheduler.block_owner.geometry.num_groups
+    is_moved = False
     for seed in range(MAX_ROUNDS):
         monkeypatch.setattr(resumes, "choose_way", random_way(seed))
         monkeypatch.setattr(write_through, "_budget", lambda _, most=(1_000, 1)[seed % 2]: most)
         moves = together(churn(seed, share=0.1), churn_of_trunks(seed, share=0.3), sharing)
+        if is_moved and seed % 2:
+            # What has layers on the host shares nothing early: of two stages' requests most have.
+            moves = sharing
 
         with sharing.watching():
             outcome = runner.run(agents(), hook=moves)
 
         assert_same_tokens(runner, expected, outcome)
         splits = {where: sharing.num_splits[where] for where in min_splits}
-        if (
+        is_moved = (
             sharing.num_blocks >= MIN_SHARED_BLOCKS
             and min(sharing.num_left, sharing.num_back) >= num_moves
             and all(splits[where] >= least for where, least in min_splits.items())
             and sharing.num_outlived >= min_outlived
-            and sharing.num_early >= MIN_EARLY
             and sharing.most_tokens >= len(LARGE) // 32 * 32
-        ):
+        )
+        if is_moved and sharing.num_early >= MIN_EARLY:
             break
     assert sharing.num_blocks >= MIN_SHARED_BLOCKS
     assert min(sharing.num_left, sharing.num_back) >= num_moves

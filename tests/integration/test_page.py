@@ -106,6 +106,7 @@ def make_observed(
         num_free_host_blocks=3_000,
         link_bytes_per_s=12e9,
         num_cached_tokens=640,
+        tokens_per_step=2.414,
     )
 
 
@@ -152,9 +153,12 @@ async def test_the_map_shows_where_each_layer_is_and_why_a_request_waits(
         assert said in text
     assert "predicted 21.0 ms" in text
     assert "by request-0, request-2" in text
+    assert "2.41 tokens per request and step" in text
 
     executor.observed = make_observed(num_requests=1)
+    executor.observed.ClearField("tokens_per_step")  # of an engine without drafts
     await page.until(f"!{row('request-1')}")
+    assert "tokens per request and step" not in await page.text()
 
 
 async def test_a_stopped_engine_shows_as_such(

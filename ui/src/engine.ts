@@ -123,6 +123,7 @@ class Engine {
     this.host.show(away, update.num_host_blocks, `${number(away)} of ${number(update.num_host_blocks)} blocks`);
     const facts = [`step ${number(update.num_steps)}: ${milliseconds(update.observed_step_s)}`];
     if (update.predicted_step_s !== null) facts.push(`predicted ${milliseconds(update.predicted_step_s)}`);
+    if (update.tokens_per_step !== null) facts.push(`${update.tokens_per_step.toFixed(2)} tokens per request and step`);
     if (update.num_host_blocks > 0) facts.push(`${number(update.num_cached_tokens)} tokens cached on the host`);
     if (update.link_bytes_per_s !== null) facts.push(`link ${(update.link_bytes_per_s / 1e9).toFixed(2)} GB/s`);
     const share = shareInTime(update.requests);

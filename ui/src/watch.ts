@@ -37,6 +37,7 @@ export interface EngineUpdate {
   num_free_host_blocks: number;
   link_bytes_per_s: number | null;
   num_cached_tokens: number;
+  tokens_per_step: number | null; // of a request, where drafts are made
   requests: WatchedRequest[];
   prefixes: WatchedPrefix[];
 }
