@@ -18,7 +18,7 @@ from services.gateway.settings import MAX_EDGE_MESSAGE_BYTES
 from services.kit.transport import PLAIN
 from services.reporting.load import ExecutorLoad
 from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor, Script, Session
-from tests.gateways import Client, chat_body, gateway_for, started, stream_body, until
+from tests.gateways import Client, chat_body, gateway_for, gateway_with, started, stream_body, until
 
 STOPPED = pb.Ending(finish_reason=gen.FINISH_REASON_STOP)
 
@@ -239,6 +239,17 @@ async def test_requests_go_where_the_wait_is_shortest_by_what_executors_say(pair
         await client.http.post("/v1/chat/completions", json=chat_body())
 
     assert [len(first.submits), len(second.submits)] == [0, 4]
+
+
+async def test_what_an_executor_says_with_its_model_counts_before_its_first_frame() -> None:
+    executors = [FakeExecutor(executor_id=f"e{k}") for k in range(2)]
+    executors[0].load = pb.Load(num_newcomer_tokens=500, prefill_tps=100)
+    executors[1].load = pb.Load(num_newcomer_tokens=500, prefill_tps=400)
+    async with gateway_with(*executors) as client:
+        for _ in range(4):
+            await client.http.post("/v1/chat/completions", json=chat_body())
+
+    assert [len(one.submits) for one in executors] == [0, 4]
 
 
 @pytest.mark.logs("executor_load_dropped")
