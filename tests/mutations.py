@@ -69,6 +69,13 @@ MUTATIONS = (
         ("tests/integration/test_gateway_link.py",),
     ),
     Mutation(
+        "a session that a call names has no home",
+        "services/gateway/servicer.py",
+        "        session_id=session,\n",
+        "",
+        ("tests/integration/test_gateway_link.py",),
+    ),
+    Mutation(
         "requests of a process that is gone are shown as its successor's",
         "services/tracker/types.py",
         " if one.executor_epoch in owners]",
