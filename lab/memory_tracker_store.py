@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from services.generation.lifecycle import FINAL_STATES, REACHABLE, RequestStatus
+from services.generation.lifecycle import EDGES, RequestStatus
 from services.kit.clock import Clock
 from services.reporting.load import ExecutorLoad
 from services.tracker.errors import LeaseExpiredError, StaleEpochError
@@ -54,9 +54,6 @@ class MemoryTrackerStore:
         self._leases[offer.executor_id] = Lease(
             offer=offer, expires_at_s=self._clock() + self._lifetimes.lease_ttl_s
         )
-        for record in self._live_records(offer.executor_id):
-            if NO_EPOCH < record.executor_epoch < offer.epoch and record.state not in FINAL_STATES:
-                self._write(replace(record, state=RequestStatus.FAILED))
 
     async def renew_lease(self, writer: ExecutorWriter, load: ExecutorLoad) -> None:
         lease = self._held_lease(writer)
@@ -73,9 +70,9 @@ class MemoryTrackerStore:
             raise StaleEpochError(f"executor {writer.executor_id} has a newer process")
         self._leases[writer.executor_id] = replace(lease, expires_at_s=self._clock())
 
-    async def list_executors(self, *, model: str) -> list[Lease]:
+    async def list_executors(self) -> list[Lease]:
         leases = (self._live_lease(executor_id) for executor_id in sorted(self._leases))
-        return [lease for lease in leases if lease and model in ("", lease.offer.model)]
+        return [lease for lease in leases if lease is not None]
 
     async def register(
         self, gateway: GatewayWriter, registrations: Sequence[Registration]
@@ -113,9 +110,7 @@ class MemoryTrackerStore:
         return refused.to_result()
 
     async def snapshot(self, executor_id: ExecutorId) -> TrackerSnapshot:
-        return TrackerSnapshot(
-            requests=self._live_records(executor_id), lease=self._live_lease(executor_id)
-        )
+        return TrackerSnapshot.of(self._live_records(executor_id), self._live_lease(executor_id))
 
     def _register_one(self, gateway: GatewayWriter, new: Registration) -> bool:
         known = self._live_record(new.key)
@@ -151,7 +146,7 @@ class MemoryTrackerStore:
         refused: _Refusals,
     ) -> None:
         state = entry.state or record.state
-        if state is not record.state and state not in REACHABLE[record.state]:
+        if state is not record.state and state not in EDGES[record.state]:
             refused.illegal.append(record.key)
             state = record.state
         record = replace(record, state=state, executor_epoch=executor.epoch)
@@ -181,9 +176,9 @@ class MemoryTrackerStore:
             return None
         return record
 
-    def _live_records(self, executor_id: ExecutorId) -> tuple[TrackedRequest, ...]:
-        keys = sorted(key for key in self._records if key.executor_id == executor_id)
-        return tuple(record for key in keys if (record := self._live_record(key)) is not None)
+    def _live_records(self, executor_id: ExecutorId) -> list[TrackedRequest]:
+        keys = [key for key in self._records if key.executor_id == executor_id]
+        return [record for key in keys if (record := self._live_record(key)) is not None]
 
     def _live_lease(self, executor_id: ExecutorId) -> Lease | None:
         lease = self._leases.get(executor_id)

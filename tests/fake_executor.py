@@ -205,6 +205,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.fingerprint = fingerprint
         self.numerics = numerics
         self.dtype = "float32"
+        self.load: pb.Load | None = None  # told with the model
         self.model = model
         self.executor_id = executor_id
         self.max_model_len = max_model_len
@@ -289,12 +290,8 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             pipeline_parallel_size=1,
             num_layers=8,
             max_loras=2 if self.adapters else 0,
+            load=self.load,
         )
-
-    async def GetLoad(  # noqa: N802
-        self, request: pb.GetLoadRequest, context: aio.ServicerContext
-    ) -> pb.GetLoadResponse:
-        return pb.GetLoadResponse()
 
     async def ReleaseSession(  # noqa: N802
         self, request: pb.ReleaseSessionRequest, context: aio.ServicerContext

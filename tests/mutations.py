@@ -62,6 +62,27 @@ MUTATIONS = (
         ("tests/integration/test_gateway_directory.py",),
     ),
     Mutation(
+        "a gateway knows no load of an executor before its first frame",
+        "services/gateway/executors/link.py",
+        'self._load(told.load) if told.HasField("load") else None',
+        "None",
+        ("tests/integration/test_gateway_link.py",),
+    ),
+    Mutation(
+        "a session that a call names has no home",
+        "services/gateway/servicer.py",
+        "        session_id=session,\n",
+        "",
+        ("tests/integration/test_gateway_link.py",),
+    ),
+    Mutation(
+        "requests of a process that is gone are shown as its successor's",
+        "services/tracker/types.py",
+        " if one.executor_epoch in owners]",
+        "]",
+        ("tests/contract/test_tracker_store.py",),
+    ),
+    Mutation(
         "requests that have ended are shown in the fleet",
         "services/gateway/executors/directory.py",
         "_STATES.get(one.state) not in _ENDED",

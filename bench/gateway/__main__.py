@@ -12,6 +12,7 @@ MODULES = {
     "large-chats": "large_chats",
     "thinking": "thinking",
     "routing": "routing",
+    "links": "links",
     "tracker": "tracker_reports",
     "vllm": "vllm_server",
 }

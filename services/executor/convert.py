@@ -13,7 +13,6 @@ from services.executor.observation import (
 from services.executor.serving.kv_account import HeldRequest, KVAccount
 from services.executor.serving.step_stream import Frame, Output
 from services.executor.types import (
-    EngineLoad,
     Failure,
     FurtherAnswer,
     ModelInfo,
@@ -47,6 +46,7 @@ from services.kit.telemetry.trace_context import TraceContext
 from services.kit.wire import numbers, read, write
 from services.pacing.types import ServiceLevel
 from services.placement.types import RequestPhase
+from services.reporting.load import ExecutorLoad
 
 DEFAULT_UPDATES_PER_S = 2.0
 MAX_UPDATES_PER_S = 20.0
@@ -242,7 +242,7 @@ def tokenization_to_proto(tokenization: Tokenization) -> pb.TokenizeResponse:
 
 
 def model_info_to_proto(
-    info: ModelInfo, *, executor_id: str, epoch: int = 0
+    info: ModelInfo, load: ExecutorLoad, *, executor_id: str, epoch: int = 0
 ) -> pb.GetModelInfoResponse:
     return write(
         info,
@@ -250,11 +250,8 @@ def model_info_to_proto(
         executor_id=executor_id,
         epoch=epoch,
         default_sampling=sampling_to_proto(info.default_sampling),
+        load=write(load, pb.Load),
     )
-
-
-def load_to_proto(load: EngineLoad, *, num_deposited_tokens: int) -> pb.GetLoadResponse:
-    return write(load, pb.GetLoadResponse, num_deposited_tokens=num_deposited_tokens)
 
 
 def pace_from_proto(pace: pb.RequestPace) -> tuple[str, ServiceLevel]:

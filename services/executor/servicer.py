@@ -43,11 +43,9 @@ class ExecutorServicer(pb_grpc.ExecutorServiceServicer):
         self, request: pb.GetModelInfoRequest, context: Context
     ) -> pb.GetModelInfoResponse:
         info = self._front.engine.model_info(self._front.model_id)
-        return convert.model_info_to_proto(info, executor_id=self._executor_id, epoch=self._epoch)
-
-    async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
-        return convert.load_to_proto(
-            self._front.load(), num_deposited_tokens=self._front.num_deposited
+        load = self._front.load_for_gateways()
+        return convert.model_info_to_proto(
+            info, load, executor_id=self._executor_id, epoch=self._epoch
         )
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:

@@ -12,10 +12,23 @@ from services.gateway.types import (
 )
 from services.generation.conversation import ChatMessage, ConversationOptions, check_calls
 from services.generation.prompts import ChatPrompt, TokenPrompt
+from services.generation.retention import MAX_SESSION_ID_LENGTH
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import ServiceLevel
 
 MIN_SLO_S, MAX_SLO_S = 1e-3, 3_600.0
+SESSION_HEADER = "x-session-id"
+
+
+def session_of(stated: str, headers: Mapping[str, str]) -> str:
+    """Return the session that a request is of: as the request itself states, else headers or a
+    call's metadata; empty: of none. Raises InvalidRequestError for a header that is too long.
+    """
+    session = stated or headers.get(SESSION_HEADER, "")
+    if len(session) > MAX_SESSION_ID_LENGTH:
+        rule = f"must have at most {MAX_SESSION_ID_LENGTH} characters"
+        raise InvalidRequestError(f"{SESSION_HEADER}: {rule}", field=SESSION_HEADER)
+    return session
 
 
 def check_service_level(level: ServiceLevel, fields: Mapping[str, str]) -> None:

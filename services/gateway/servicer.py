@@ -9,7 +9,7 @@ from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from services.gateway import convert
 from services.gateway.access.api_keys import bind_address
 from services.gateway.access.fairness import stated_fairness_id
-from services.gateway.checks import check_begun
+from services.gateway.checks import check_begun, session_of
 from services.gateway.errors import UnknownRequestError
 from services.gateway.live.dispatcher import Dispatcher
 from services.gateway.live.repacing import repace
@@ -20,6 +20,7 @@ from services.gateway.types import Finish, GenerationRequest, RequestId, Token
 from services.generation.convert import hint_from_proto, prompt_to_proto, sampling_from_proto
 from services.generation.logprobs import EchoedPrompt
 from services.generation.prompts import Prompt
+from services.generation.retention import RetentionHint
 from services.generation.sampling_params import SamplingParams
 from services.kit.errors import InvalidRequestError
 from services.kit.rpc import REQUEST_ID_KEY, Context, current_request_id
@@ -178,6 +179,10 @@ def _to_generation_request(
     default: SamplingParams,
     metadata: Mapping[str, str],
 ) -> GenerationRequest:
+    hint = hint_from_proto(request, path="retention")
+    session = session_of(hint.session_id if hint else "", metadata)
+    if session:
+        hint = replace(hint or RetentionHint(), session_id=session)
     return GenerationRequest(
         request_id=RequestId(current_request_id()),
         model=convert.model_from_proto(request.model),
@@ -188,6 +193,7 @@ def _to_generation_request(
         returns_prompt_ids=request.returns_prompt_ids,
         is_resumable=request.resumable,
         begun=convert.begun_from_proto(request.resume) if request.HasField("resume") else None,
-        retention=hint_from_proto(request, path="retention"),
+        session_id=session,
+        retention=hint,
         fairness_id=stated_fairness_id(metadata),
     )

@@ -7,10 +7,7 @@ class RequestStatus(Enum):
     """Where a request is in its life."""
 
     QUEUED = "queued"
-    PREFILL = "prefill"
     DECODING = "decoding"
-    PAUSED = "paused"
-    PREEMPTED = "preempted"
     FINISHED = "finished"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -22,29 +19,12 @@ class RequestStatus(Enum):
 
 FINAL_STATES = frozenset({RequestStatus.FINISHED, RequestStatus.FAILED, RequestStatus.CANCELLED})
 
-# The state machine: every edge there is.
+# The state machine: every edge there is. A state leads to all behind it: a report may have missed
+# those between.
 EDGES: dict[RequestStatus, frozenset[RequestStatus]] = {
-    RequestStatus.QUEUED: frozenset({RequestStatus.PREFILL, *FINAL_STATES}),
-    RequestStatus.PREFILL: frozenset({RequestStatus.DECODING, *FINAL_STATES}),
-    RequestStatus.DECODING: frozenset(
-        {RequestStatus.PAUSED, RequestStatus.PREEMPTED, *FINAL_STATES}
-    ),
-    RequestStatus.PAUSED: frozenset({RequestStatus.DECODING, *FINAL_STATES}),
-    RequestStatus.PREEMPTED: frozenset({RequestStatus.DECODING, *FINAL_STATES}),
+    RequestStatus.QUEUED: frozenset({RequestStatus.DECODING, *FINAL_STATES}),
+    RequestStatus.DECODING: FINAL_STATES,
     RequestStatus.FINISHED: frozenset(),
     RequestStatus.FAILED: frozenset(),
     RequestStatus.CANCELLED: frozenset(),
 }
-
-
-def _reachable(start: RequestStatus) -> frozenset[RequestStatus]:
-    seen: set[RequestStatus] = set()
-    frontier = set(EDGES[start])
-    while frontier:
-        seen |= frontier
-        frontier = {target for state in frontier for target in EDGES[state]} - seen
-    return frozenset(seen)
-
-
-# Where a request can get to by one edge or more.
-REACHABLE = {state: _reachable(state) for state in RequestStatus}

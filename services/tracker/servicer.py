@@ -55,7 +55,7 @@ class TrackerServicer(pb_grpc.TrackerServiceServicer):
     async def ListExecutors(
         self, request: pb.ListExecutorsRequest, context: Context
     ) -> pb.ListExecutorsResponse:
-        leases = await self._store.list_executors(model=request.model)
+        leases = await self._store.list_executors()
 
         now_s = self._clock()
         return pb.ListExecutorsResponse(

@@ -25,10 +25,8 @@ from services.tracker.types import (
 
 class TrackerStore(Protocol):
     async def register_executor(self, offer: ExecutorOffer) -> None:
-        """Take, renew or take over a lease; fail the live requests of older processes.
-
-        The epoch fences even after the lease has ended. An ended lease alone fails nothing: the
-        tracker may have been away. Raises StaleEpochError if a greater epoch is stored.
+        """Take or renew a lease. The epoch fences even after the lease has ended: raises
+        StaleEpochError if a greater one is stored.
         """
 
     async def renew_lease(self, writer: ExecutorWriter, load: ExecutorLoad) -> None:
@@ -37,8 +35,8 @@ class TrackerStore(Protocol):
     async def release_lease(self, writer: ExecutorWriter) -> None:
         """End a lease; a missing one is no error. Raises StaleEpochError."""
 
-    async def list_executors(self, *, model: str) -> list[Lease]:
-        """Return held leases sorted by executor id, of one model or, if empty, of all."""
+    async def list_executors(self) -> list[Lease]:
+        """Return held leases sorted by executor id."""
 
     async def register(
         self, gateway: GatewayWriter, registrations: Sequence[Registration]
@@ -59,4 +57,4 @@ class TrackerStore(Protocol):
         """Merge what a gateway delivered, after a final state too."""
 
     async def snapshot(self, executor_id: ExecutorId) -> TrackerSnapshot:
-        """Return what is recorded of one executor."""
+        """Return what is recorded of one executor; see `TrackerSnapshot.of`."""

@@ -4,6 +4,7 @@ Instants are wall-clock seconds since the Unix epoch, read by the store's clock.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, NewType, TypeAlias
 
@@ -188,10 +189,18 @@ class TrackedRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerSnapshot:
-    """All requests of one executor, sorted by id, and its lease if it holds one."""
+    """Requests of one executor, sorted by id, and its lease if it holds one."""
 
     requests: tuple[TrackedRequest, ...]
     lease: Lease | None
+
+    @classmethod
+    def of(cls, requests: Iterable[TrackedRequest], lease: Lease | None) -> "TrackerSnapshot":
+        """Leave out what earlier processes of the executor had, if one of it holds the lease."""
+        if lease is not None:
+            owners = (NO_EPOCH, lease.offer.epoch)
+            requests = [one for one in requests if one.executor_epoch in owners]
+        return cls(requests=tuple(sorted(requests, key=lambda one: one.key)), lease=lease)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,8 +125,7 @@ async def outcome(store: TrackerStore, operation: Operation) -> Any:
 
 async def everything(store: TrackerStore) -> Any:
     return (
-        await store.list_executors(model=""),
-        await store.list_executors(model="m"),
+        await store.list_executors(),
         [await store.snapshot(executor_id) for executor_id in EXECUTORS],
     )
 

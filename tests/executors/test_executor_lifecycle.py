@@ -42,7 +42,7 @@ async def test_while_the_model_loads_health_answers_and_sigterm_ends_it_at_once(
             await early.reader
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         with pytest.raises(aio.AioRpcError) as caught:
-            await early.stub.GetLoad(pb.GetLoadRequest())
+            await early.stub.GetModelInfo(pb.GetModelInfoRequest())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
     executor.process.terminate()

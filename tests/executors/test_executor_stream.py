@@ -50,13 +50,28 @@ async def ask_as_stock(gateway: GatewayStream, name: str) -> Answer:
     return await gateway.ask(name, **prompt, sampling=sampling, echo=is_echo)
 
 
-async def wait_idle(gateway: GatewayStream) -> pb.GetLoadResponse:
+async def wait_idle(gateway: GatewayStream) -> pb.Load:
     async with asyncio.timeout(ANSWER_TIMEOUT_S):
         while True:
-            load = await gateway.stub.GetLoad(pb.GetLoadRequest())
-            if load.num_running_reqs == load.num_waiting_reqs == 0:
+            load = await load_now(gateway)
+            if load.num_running_reqs == load.num_newcomers == 0:
                 return load
             await asyncio.sleep(0.02)
+
+
+async def load_now(gateway: GatewayStream) -> pb.Load:
+    return (await gateway.stub.GetModelInfo(pb.GetModelInfoRequest())).load
+
+
+async def read_metrics(executor: ExecutorProcess) -> dict[str, float]:
+    """Return the sum of each metric's samples."""
+    async with httpx.AsyncClient(timeout=ANSWER_TIMEOUT_S) as http:
+        metrics = await http.get(f"http://127.0.0.1:{executor.metrics_port}/metrics")
+    values: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(metrics.text):
+        for sample in family.samples:
+            values[sample.name] += sample.value
+    return values
 
 
 async def until_load(gateway: GatewayStream, holds: Callable[[pb.Load], bool]) -> None:
@@ -616,9 +631,9 @@ async def test_a_dropped_stream_leaves_nothing_in_the_engine(
         for i in range(4):
             answer = await dying.submit(f"r{i}", text=PROMPT, sampling=LONG)
             await dying.wait(answer.started)
-        load = await gateway.stub.GetLoad(pb.GetLoadRequest())
+        load = await load_now(gateway)
         assert load.num_running_reqs == 4
-        assert load.kv_cache_usage_frac > 0
+        assert load.kv_unavailable_frac > 0
         # Of another gateway's requests, of which this one has none.
         await until_load(
             gateway, lambda load: load.num_running_reqs == 4 and not load.num_newcomers
@@ -630,8 +645,7 @@ async def test_a_dropped_stream_leaves_nothing_in_the_engine(
 
     load = await wait_idle(gateway)
     assert num_tokens < LONG["max_tokens"]
-    assert load.kv_cache_usage_frac == 0
-    assert load.num_deposited_tokens == 0
+    assert load == pb.Load(prefill_tps=load.prefill_tps)
     await until_load(gateway, lambda load: load == pb.Load(prefill_tps=load.prefill_tps))
 
 
@@ -646,23 +660,25 @@ async def test_gateways_hear_what_paced_readers_have_and_take(gateway: GatewaySt
     await until_load(gateway, lambda load: load.deposit_s == load.reading_load_frac == 0)
 
 
-async def test_deposited_tokens_are_generated_minus_delivered(gateway: GatewayStream) -> None:
+async def test_deposited_tokens_are_generated_minus_delivered(
+    executor: ExecutorProcess, gateway: GatewayStream
+) -> None:
+    async def num_deposited() -> float:
+        return (await read_metrics(executor))["evenflow_executor_deposited_tokens"]
+
     answer = await gateway.submit("paced", text=PROMPT, sampling=LONG)
     await gateway.wait(answer.started)
     counts = [pb.DeliveredCount(request_id="paced", num_delivered_tokens=1)]
     await gateway.send(delivered=pb.Delivered(counts=counts))
     async with asyncio.timeout(ANSWER_TIMEOUT_S):
-        load = await gateway.stub.GetLoad(pb.GetLoadRequest())
-        while load.num_deposited_tokens < 20:
+        while (seen := await num_deposited()) < 20:
             assert not answer.done.is_set()
             await asyncio.sleep(0.02)
-            load = await gateway.stub.GetLoad(pb.GetLoadRequest())
 
     # Everything counted as generated is on its way already; one of it was delivered.
     await gateway.abort(answer, "paced")
-    assert load.num_deposited_tokens <= len(answer.ids) - 1
-    load = await gateway.stub.GetLoad(pb.GetLoadRequest())
-    assert load.num_deposited_tokens == 0
+    assert seen <= len(answer.ids) - 1
+    assert await num_deposited() == 0
 
 
 async def test_answers_come_also_after_the_gateway_has_said_its_last(
@@ -715,17 +731,8 @@ ORPHANS = "evenflow_executor_orphaned_requests_total"  # of a bug, or of a test 
 async def test_vllms_metrics_are_served_and_each_of_ours_moves(executor: ExecutorProcess) -> None:
     """One without a scene here is never seen to move: write the scene, or delete the metric."""
 
-    async def read() -> dict[str, float]:
-        async with httpx.AsyncClient(timeout=ANSWER_TIMEOUT_S) as http:
-            metrics = await http.get(f"http://127.0.0.1:{executor.metrics_port}/metrics")
-        values: dict[str, float] = defaultdict(float)
-        for family in text_string_to_metric_families(metrics.text):
-            for sample in family.samples:
-                values[sample.name] += sample.value
-        return values
-
     async def once_idle() -> dict[str, float]:
-        while (values := await read())["evenflow_executor_gateway_streams"]:  # noqa: ASYNC110
+        while (values := await read_metrics(executor))["evenflow_executor_gateway_streams"]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         return values
 
@@ -734,7 +741,7 @@ async def test_vllms_metrics_are_served_and_each_of_ours_moves(executor: Executo
         level = gen.ServiceLevel(consumption_rate_tps=0.001)
         answer = await gateway.submit("counted", text=PROMPT, sampling=LONG, service_level=level)
         await gateway.has_tokens(answer, 3)
-        meanwhile = await read()
+        meanwhile = await read_metrics(executor)
         await gateway.abort(answer, "counted")
     after = await once_idle()
 

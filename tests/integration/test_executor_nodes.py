@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from grpc import aio
 
 from evenflow.executor.v1 import nodes_pb2_grpc as pb_grpc
 from lab.stack.ports import free_port
@@ -45,9 +46,15 @@ async def leading(group: NodeGroup, port: int) -> AsyncIterator[None]:
         await server.drain(0)
 
 
-async def join(port: int, facts: dict[str, str] = FACTS, **options: Any) -> Membership:
+async def join(
+    port: int,
+    facts: dict[str, str] = FACTS,
+    *,
+    channel: aio.Channel | None = None,
+    **options: Any,
+) -> Membership:
     """Return a membership of an engine that has begun."""
-    membership = Membership(make_channel(f"127.0.0.1:{port}"))
+    membership = Membership(channel or make_channel(f"127.0.0.1:{port}"))
     options = {"timeout_s": LATE_S, **options}
     assert await membership.join(1, "here", facts, **options) == PORT
     return membership
@@ -82,10 +89,12 @@ async def test_a_leader_that_breaks_off_has_ended_for_its_follower() -> None:
 
 async def test_a_follower_that_breaks_off_is_lost_to_its_leader() -> None:
     port, group = free_port(), NodeGroup(2)
+    channel = make_channel(f"127.0.0.1:{port}")
     async with leading(group, port):
-        joining = asyncio.create_task(join(port))
+        joining = asyncio.create_task(join(port, channel=channel))
         await begin(group)
-        (await joining).cancel()
+        await joining
+        await channel.close()
         await group.lost.wait()
 
 
@@ -122,10 +131,12 @@ class TellingGroup(NodeGroup):
 @pytest.mark.logs("leader_awaited")
 async def test_a_follower_that_was_gone_joins_the_next_engine_of_its_leader() -> None:
     port, group = free_port(), TellingGroup(2)
+    channel = make_channel(f"127.0.0.1:{port}")
     async with leading(group, port):
-        joining = asyncio.create_task(join(port))
+        joining = asyncio.create_task(join(port, channel=channel))
         await begin(group)
-        (await joining).cancel()
+        await joining
+        await channel.close()
         await group.lost.wait()
         again = asyncio.create_task(join(port))
         await group.has_refused.wait()

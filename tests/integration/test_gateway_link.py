@@ -18,7 +18,7 @@ from services.gateway.settings import MAX_EDGE_MESSAGE_BYTES
 from services.kit.transport import PLAIN
 from services.reporting.load import ExecutorLoad
 from tests.fake_executor import MODEL, NUM_PROMPT_TOKENS, FakeExecutor, Script, Session
-from tests.gateways import Client, chat_body, gateway_for, started, stream_body, until
+from tests.gateways import Client, chat_body, gateway_for, gateway_with, started, stream_body, until
 
 STOPPED = pb.Ending(finish_reason=gen.FINISH_REASON_STOP)
 
@@ -241,6 +241,17 @@ async def test_requests_go_where_the_wait_is_shortest_by_what_executors_say(pair
     assert [len(first.submits), len(second.submits)] == [0, 4]
 
 
+async def test_what_an_executor_says_with_its_model_counts_before_its_first_frame() -> None:
+    executors = [FakeExecutor(executor_id=f"e{k}") for k in range(2)]
+    executors[0].load = pb.Load(num_newcomer_tokens=500, prefill_tps=100)
+    executors[1].load = pb.Load(num_newcomer_tokens=500, prefill_tps=400)
+    async with gateway_with(*executors) as client:
+        for _ in range(4):
+            await client.http.post("/v1/chat/completions", json=chat_body())
+
+    assert [len(one.submits) for one in executors] == [0, 4]
+
+
 @pytest.mark.logs("executor_load_dropped")
 @pytest.mark.parametrize(
     "impossible",
@@ -303,17 +314,30 @@ async def test_the_turns_of_a_conversation_go_to_one_executor_that_caches_prefix
     assert sorted(first + second) == sorted(["a0", "b0", "c0", "d0", "e0"] * 3)
 
 
-async def test_a_session_has_a_home_whatever_its_requests_begin_with() -> None:
+@pytest.mark.parametrize("edge", ["http", "metadata", "message"])
+async def test_a_session_has_a_home_whatever_its_requests_begin_with(edge: str) -> None:
+    async def ask(client: Client, text: str, session: str) -> None:
+        if edge == "http":
+            body = chat_body(messages=[{"role": "user", "content": text}])
+            headers = {"x-session-id": session}
+            await client.http.post("/v1/chat/completions", json=body, headers=headers)
+            return
+        turns = [gen.ChatMessage(role="user", content=text)]
+        asked = pb_gateway.ChatRequest(model=MODEL, messages=turns)
+        if edge == "message":
+            asked.retention.session_id = session
+        metadata = (("x-session-id", session),) if edge == "metadata" else ()
+        stub = pb_gateway_grpc.GatewayServiceStub(client.channel)
+        assert [part async for part in stub.Chat(asked, metadata=metadata)][-1].HasField("finish")
+
     executors = [FakeExecutor(executor_id=f"executor-{k}", caches_prefixes=True) for k in range(2)]
     async with started(*executors), gateway_for(*executors) as client:
         await until(lambda: all(executor.session for executor in executors))
         await client.wait_ready()
         for text in "abc":
             for session in ("s1", "s2", "s3", "s4"):
-                headers = {"x-session-id": session}
-                body = chat_body(messages=[{"role": "user", "content": f"{text} {session}"}])
-                await client.http.post("/v1/chat/completions", json=body, headers=headers)
-    asked = [[one.chat.messages[0].content[2:] for one in e.submits] for e in executors]
+                await ask(client, f"{text} {session}", session)
+    asked = [[one.holder.session_id for one in executor.submits] for executor in executors]
 
     assert not set(asked[0]) & set(asked[1])
     assert sorted(asked[0] + asked[1]) == ["s1"] * 3 + ["s2"] * 3 + ["s3"] * 3 + ["s4"] * 3

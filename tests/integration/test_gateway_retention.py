@@ -307,6 +307,7 @@ async def test_grpc_has_the_same(client, executor) -> None:
     mark = gen.RetentionMark(retention_s=60.0, num_messages=1)
     hint = gen.RetentionHint(session_id="s", marks=[mark], account="another's")
     asked = pb.GenerateRequest(model=MODEL, text="Hi", retention=hint)
+    bare = pb.GenerateRequest(model=MODEL, text="Hi")
 
     *_, last = [part async for part in stub.Generate(asked)]
 
@@ -318,6 +319,15 @@ async def test_grpc_has_the_same(client, executor) -> None:
         with pytest.raises(aio.AioRpcError) as refused:
             await stub.ReleaseSession(pb.ReleaseSessionRequest(session_id=session_id))
         assert refused.value.code() is grpc.StatusCode[code]
+    asked.retention.session_id = ""
+    for name, metadata in (("of-metadata", (("x-session-id", "of-metadata"),)), ("", ())):
+        [part async for part in stub.Generate(asked, metadata=metadata)]
+        assert executor.submits[-1].retention == gen.RetentionHint(session_id=name, marks=[mark])
+        [part async for part in stub.Generate(bare, metadata=metadata)]
+        assert executor.submits[-1].retention.session_id == name
+    with pytest.raises(aio.AioRpcError, match="x-session-id") as refused:
+        [part async for part in stub.Generate(bare, metadata=(("x-session-id", "s" * 257),))]
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     asked.retention.marks[0].retention_s = -1
     with pytest.raises(aio.AioRpcError, match=r"retention\.marks\.retention_s"):
         [part async for part in stub.Generate(asked)]

@@ -89,7 +89,7 @@ async def test_calls_are_refused_while_redis_is_away_and_served_when_it_is_back(
     with pytest.raises(StoreUnavailableError):
         await store.register_executor(OFFER)
     with pytest.raises(StoreUnavailableError):
-        await store.list_executors(model="")
+        await store.list_executors()
 
     server.start()
 
@@ -152,7 +152,7 @@ async def test_executors_without_a_lease_key_leave_the_list(
     with redis.Redis.from_url(server.url, decode_responses=True) as admin:
         admin.delete(keys_of(EX).lease)
 
-        assert await store.list_executors(model="") == []
+        assert await store.list_executors() == []
 
         assert admin.smembers("evenflow:executors") == set()
 
@@ -188,7 +188,7 @@ async def every_step(store: RedisTrackerStore) -> None:
     await generate(store, 3, "a")
     await store.report_delivered(GATEWAY, [DeliveredProgress(key=key("a"), generation=1)])
     assert len((await store.snapshot(EX)).requests) == 2
-    assert len(await store.list_executors(model="")) == 1
+    assert len(await store.list_executors()) == 1
     await store.release_lease(EXECUTOR)
 
 

@@ -68,8 +68,3 @@ class Membership:
         """Return when the leader has ended, or is out of reach, with what gRPC says of it."""
         assert self._call is not None
         return f"{(await self._call.code()).name}: {await self._call.details()}"
-
-    def cancel(self) -> None:
-        """Leave the group: it ends."""
-        if self._call is not None:
-            self._call.cancel()

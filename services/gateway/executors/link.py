@@ -298,7 +298,7 @@ class ExecutorLink:
                     pb.GetModelInfoRequest(), timeout=MODEL_INFO_TIMEOUT_S, wait_for_ready=True
                 )
                 was_connected = True
-                await self._serve(stub, convert.model_info_from_proto(info))
+                await self._serve(stub, info)
         except ServiceError as failure:
             detail = str(failure)
             if has_stalled := isinstance(failure, LinkStalledError):
@@ -315,8 +315,11 @@ class ExecutorLink:
             log.debug("executor_unreachable", address=self.address, detail=detail)
         return was_connected
 
-    async def _serve(self, stub: "pb_grpc.ExecutorServiceAsyncStub", info: ServedModel) -> None:
+    async def _serve(
+        self, stub: "pb_grpc.ExecutorServiceAsyncStub", told: pb.GetModelInfoResponse
+    ) -> None:
         """Carry one stream until it ends, which raises why."""
+        info = convert.model_info_from_proto(told)
         call: _Call = stub.Stream()
         session = self._session = _Session(
             info,
@@ -325,6 +328,7 @@ class ExecutorLink:
             InflightRequests(),
             Heartbeat(self._options.stalls, self._clock()),
             candidate_of(self.address, info),
+            self._load(told.load) if told.HasField("load") else None,
         )
         self._changed()
         CONNECTED.labels(self.address).set(1)

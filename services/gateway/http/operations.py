@@ -13,7 +13,7 @@ from services.gateway.anthropic import schemas as anthropic
 from services.gateway.anthropic.bodies import CountTokensBody, MessagesBody
 from services.gateway.anthropic.events import MessageForm
 from services.gateway.anthropic.objects import MessageHead
-from services.gateway.checks import MAX_SLO_S, MIN_SLO_S
+from services.gateway.checks import MAX_SLO_S, MIN_SLO_S, SESSION_HEADER
 from services.gateway.executors.kv_holders import EXAMPLE, KVHolders
 from services.gateway.http.answers import Form
 from services.gateway.http.edge import IGNORED_HEADER
@@ -48,7 +48,7 @@ from services.gateway.openai.responses import (
     ChatForm,
     model_entry,
 )
-from services.gateway.openai.sampled import HEADERS_BY_BOUND, SESSION_HEADER, PaceBody
+from services.gateway.openai.sampled import HEADERS_BY_BOUND, PaceBody
 from services.gateway.responses_api import schemas as responses_api
 from services.gateway.responses_api.bodies import ResponsesBody
 from services.gateway.responses_api.events import ResponseForm

@@ -15,6 +15,7 @@ from services.gateway.checks import (
     MAX_SLO_S,
     MIN_SLO_S,
     check_service_level,
+    session_of,
 )
 from services.gateway.left_out.members import LenientBody, StrictBody
 from services.gateway.openai.fields import (
@@ -46,7 +47,6 @@ from services.generation.sampling_params import ADVISABLE, SamplingParams, check
 from services.kit.errors import InvalidRequestError
 from services.pacing.types import Release, ServiceLevel
 
-SESSION_HEADER = "x-session-id"
 # Our own first, then llm-d's, which its gateways route by.
 HEADERS_BY_BOUND: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -233,7 +233,7 @@ class SampledBody(StrictBody):
             priority_name="evenflow.priority" if is_in_object else "priority",
             cache_salt=self.cache_salt,
             fairness_id=stated_fairness_id(headers),
-            session_id=_session(self, headers),
+            session_id=session_of(self.session_id, headers),
             is_resumable=self.evenflow.resumable,
             retention=_retention(self, headers),
             **more,
@@ -271,22 +271,11 @@ def _service_level(stated: ServiceLevelBody, headers: Mapping[str, str]) -> Serv
     return level
 
 
-def _session(body: SampledBody, headers: Mapping[str, str]) -> str:
-    """Return the session that a request is of; empty: of none. Raises InvalidRequestError for a
-    name in the header that is too long.
-    """
-    session = body.session_id or headers.get(SESSION_HEADER, "")
-    if len(session) > MAX_SESSION_ID_LENGTH:
-        rule = f"must have at most {MAX_SESSION_ID_LENGTH} characters"
-        raise InvalidRequestError(f"{SESSION_HEADER}: {rule}", field=SESSION_HEADER)
-    return session
-
-
 def _retention(body: SampledBody, headers: Mapping[str, str]) -> RetentionHint | None:
     """Return what is to be kept, or computed ahead, and for which session; None if none is stated.
-    Raises InvalidRequestError as `_session`.
+    Raises InvalidRequestError as `session_of`.
     """
-    session = _session(body, headers) or body.prompt_cache_key
+    session = session_of(body.session_id, headers) or body.prompt_cache_key
     of_cache = SECONDS_BY_RETENTION.get(body.prompt_cache_retention or "", 0.0)
     whole_s = max(body.evenflow.retention_s or 0.0, of_cache)
     marks = without_needless([*body.retention_marks(), RetentionMark(retention_s=whole_s)])

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
-from services.generation.lifecycle import FINAL_STATES, REACHABLE, RequestStatus
+from services.generation.lifecycle import EDGES, RequestStatus
 from services.reporting.load import ExecutorLoad
 from services.tracker.types import (
     ExecutorId,
@@ -30,8 +30,7 @@ Call: TypeAlias = dict[str, Any]
 GRACE_S = 3_600.0
 
 
-REACHABLE_TABLE = {a.value: {b.value: True for b in later} for a, later in REACHABLE.items()}
-ENDED_TABLE = {state.value: True for state in FINAL_STATES}
+EDGES_TABLE = {a.value: {b.value: True for b in later} for a, later in EDGES.items()}
 
 
 LOAD = TypeAdapter(ExecutorLoad)  # leaves out what another version wrote

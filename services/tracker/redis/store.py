@@ -10,8 +10,7 @@ from services.reporting.load import ExecutorLoad
 from services.tracker.errors import LeaseExpiredError, StaleEpochError
 from services.tracker.redis.client import Scripts, connect, redis_errors
 from services.tracker.redis.codec import (
-    ENDED_TABLE,
-    REACHABLE_TABLE,
+    EDGES_TABLE,
     call_at,
     decode_keys,
     decode_lease,
@@ -68,7 +67,6 @@ class RedisTrackerStore:
             address=offer.address,
             model=offer.model,
             load=encode_load(offer.load),
-            ended=ENDED_TABLE,
         )
         _raise_unless_ok(status, f"executor {offer.executor_id}")
         await self._add_to_list(offer.executor_id)
@@ -84,7 +82,7 @@ class RedisTrackerStore:
         status = await self._run("release_lease", writer.executor_id, epoch=str(writer.epoch))
         _raise_unless_ok(status, f"executor {writer.executor_id}")
 
-    async def list_executors(self, *, model: str) -> list[Lease]:
+    async def list_executors(self) -> list[Lease]:
         with redis_errors():
             members: Any = await self._client.smembers(EXECUTORS)
         ids = [ExecutorId(member) for member in sorted(members)]
@@ -95,7 +93,7 @@ class RedisTrackerStore:
                 await self._client.srem(EXECUTORS, *forgotten)
         now_s = self._clock()
         leases = (decode_lease(executor_id, flat, now_s) for executor_id, flat in found.items())
-        return [lease for lease in leases if lease and model in ("", lease.offer.model)]
+        return [lease for lease in leases if lease is not None]
 
     async def register(
         self, gateway: GatewayWriter, registrations: Sequence[Registration]
@@ -124,7 +122,7 @@ class RedisTrackerStore:
             "report_generated",
             executor.executor_id,
             epoch=str(executor.epoch),
-            reachable=REACHABLE_TABLE,
+            edges=EDGES_TABLE,
             progress=[
                 _without_none(
                     request_id=entry.request_id,
@@ -175,9 +173,9 @@ class RedisTrackerStore:
         now_s = self._clock()
         keys = decode_keys(executor_id, flat[::2])
         records = (decode_record(k, text, now_s) for k, text in zip(keys, flat[1::2], strict=True))
-        return TrackerSnapshot(
-            requests=tuple(sorted((r for r in records if r is not None), key=lambda r: r.key)),
-            lease=decode_lease(executor_id, lease, now_s),
+        return TrackerSnapshot.of(
+            [record for record in records if record is not None],
+            decode_lease(executor_id, lease, now_s),
         )
 
     async def _run(self, script: str, executor_id: ExecutorId, **details: Any) -> Any:

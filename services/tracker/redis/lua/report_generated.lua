@@ -12,7 +12,7 @@ local refusals = merge(is_foreign, function(record, entry)
   record.executor_epoch = call.epoch
   local state = entry.state or record.state
   if state ~= record.state then
-    if call.reachable[record.state][state] then
+    if call.edges[record.state][state] then
       record.state = state
     else
       table.insert(illegal, entry.request_id)
