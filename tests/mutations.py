@@ -1350,6 +1350,13 @@ MUTATIONS = (
         ("tests/integration/test_gateway_moves.py",),
     ),
     Mutation(
+        "suspects go where an engine has just died of one",
+        "services/gateway/live/failover/moves.py",
+        "yield from (at for at, at_s in self._failed_s.items() if now_s - at_s < BACK_S)",
+        "yield from ()",
+        ("tests/integration/test_gateway_moves.py", "-k", "died_of"),
+    ),
+    Mutation(
         "what a link that was cut counts against a request is never taken back",
         "services/gateway/live/failover/moves.py",
         "                live.losses.found_alive(life)\n",
