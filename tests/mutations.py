@@ -1406,6 +1406,27 @@ MUTATIONS = (
         SENT_AGAIN,
     ),
     Mutation(
+        "tokens that a client has sent are counted again",
+        "services/gateway/live/generation.py",
+        "num_new = max(0, self._num_generated - self.request.num_begun_tokens)",
+        "num_new = self._num_generated",
+        (*SENT_AGAIN, "-k", "counted"),
+    ),
+    Mutation(
+        "a background response waits for a reader",
+        "services/gateway/resumable/stream.py",
+        "if self._readings or self.is_over or not (ended or self._is_background):",
+        "if self._readings or self.is_over or not ended:",
+        ("tests/integration/test_gateway_coming_back.py", "-k", "background"),
+    ),
+    Mutation(
+        "a background response is given up before its end",
+        "services/gateway/resumable/streams.py",
+        "if stream.is_detached and is_late and not stream.needs_no_reader:",
+        "if stream.is_detached and is_late:",
+        ("tests/integration/test_gateway_coming_back.py", "-k", "background"),
+    ),
+    Mutation(
         "a token too few is told again",
         f"{EXECUTOR}/engine/replay.py",
         "ending, first_told = None, len(output_ids) - num_retold",
