@@ -1371,6 +1371,13 @@ MUTATIONS = (
         ("tests/integration/test_gateway_moves.py",),
     ),
     Mutation(
+        "suspects go where an engine has just died of one",
+        "services/gateway/live/failover/moves.py",
+        "yield from (at for at, at_s in self._failed_s.items() if now_s - at_s < BACK_S)",
+        "yield from ()",
+        ("tests/integration/test_gateway_moves.py", "-k", "died_of"),
+    ),
+    Mutation(
         "what a link that was cut counts against a request is never taken back",
         "services/gateway/live/failover/moves.py",
         "                live.losses.found_alive(life)\n",
@@ -1418,6 +1425,27 @@ MUTATIONS = (
         "output_ids=self._begun if num_retold else self._ids[:num_kept],",
         "output_ids=self._ids or self._begun,",
         SENT_AGAIN,
+    ),
+    Mutation(
+        "tokens that a client has sent are counted again",
+        "services/gateway/live/generation.py",
+        "num_new = max(0, self._num_generated - self.request.num_begun_tokens)",
+        "num_new = self._num_generated",
+        (*SENT_AGAIN, "-k", "counted"),
+    ),
+    Mutation(
+        "a background response waits for a reader",
+        "services/gateway/resumable/stream.py",
+        "if self._readings or self.is_over or not (ended or self._is_background):",
+        "if self._readings or self.is_over or not ended:",
+        ("tests/integration/test_gateway_coming_back.py", "-k", "background"),
+    ),
+    Mutation(
+        "a background response is given up before its end",
+        "services/gateway/resumable/streams.py",
+        "if stream.is_detached and is_late and not stream.needs_no_reader:",
+        "if stream.is_detached and is_late:",
+        ("tests/integration/test_gateway_coming_back.py", "-k", "background"),
     ),
     Mutation(
         "a token too few is told again",

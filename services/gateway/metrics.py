@@ -71,10 +71,12 @@ CLASS_WAIT_SECONDS = Histogram(
 )
 REASONING_TOKENS = Counter(
     "evenflow_reasoning_tokens_total",
-    "Tokens of complete answers that the model thought, told or not.",
+    "Tokens of complete answers that the model thought, told or not, but for those that the client "
+    "had sent with its request.",
 )
 CONTENT_TOKENS = Counter(
-    "evenflow_content_tokens_total", "All other tokens of complete answers: text and calls."
+    "evenflow_content_tokens_total",
+    "All other tokens of complete answers, text and calls, but for those that the client had sent.",
 )
 HOLDS = Counter(
     "evenflow_gateway_holds_total", "Times that generation was held because its reader lagged."

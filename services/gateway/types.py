@@ -86,6 +86,7 @@ class GenerationRequest:
     fairness_id: str = ""  # among which an executor's pool is shared; empty: not stated
     fair_key: str = ""  # the client among which preparation is shared; empty: not known
     is_resumable: bool = False  # its reader may leave and come back
+    is_background: bool = False  # and need not, for it to come to its end
     rendered_at_s: float = 0.0  # what a chat template's clock reads, since the epoch; 0: now
     parent_id: RequestId | None = None  # the client's name for it, where it is one of several
     begun: Begun | None = None  # what the client has of the answer

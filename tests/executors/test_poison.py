@@ -10,6 +10,7 @@ import pytest
 
 from bench.failover.asked import CHAT, Asked, Got, ask, ask_all, load
 from bench.failover.site import Site
+from lab.stack.processes import wait_until
 from tests.executors.deadly import AT_40TH_TOKEN, AT_PROMPT
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3_600)]
@@ -77,6 +78,7 @@ def test_a_request_that_engines_die_of_fails_and_no_other(
 
     with started_again(site) as lost:
         failed = asyncio.run(beside_poison())
+        wait_until(lambda: len(lost) >= num_lost, "the last one's end", timeout_s=1_200)
 
     assert "generation_failed" in failed.error
     assert len(lost) == num_lost

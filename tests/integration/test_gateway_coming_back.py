@@ -553,6 +553,74 @@ async def test_the_sdk_goes_on_behind_each_event_of_a_response() -> None:
     assert nothing.status_code == 204
 
 
+BACKGROUND = {
+    "model": MODEL,
+    "input": "Say hello.",
+    "stream": True,
+    "background": True,
+    "evenflow": RESUMABLE,
+}
+
+
+async def kept(client: Client) -> "asyncio.Task[None]":
+    """Have a background response kept that its reader has left; return what does it."""
+    stream = await left(client, "r")
+    keeping = asyncio.create_task(stream.keep_rest())
+    await asyncio.sleep(0)
+    assert stream._readings  # of this one, or of the gateway's own look
+    return keeping
+
+
+async def test_a_background_response_comes_to_its_end_without_a_reader() -> None:
+    executor = FakeExecutor()
+    executor.script = Script(texts=[f"{k} " for k in range(100)])
+    executor.script.midway.clear()
+    async with gateway_with(executor, max_undelivered_tokens=8) as client:
+        reading = Reading(client, "r")
+        await reading.begin("/v1/responses", BACKGROUND, 10)
+        superseded = await kept(client)
+        await reading.go_on(5)
+        await superseded
+        keeping = await kept(client)
+        stream = stream_of(client, "r")
+        stream.left_s -= 61  # and it has not come to its end
+        client.gateway.streams.look_over()
+        assert stream_of(client, "r") is stream
+        executor.script.midway.set()
+        await client.wait_idle()
+        await keeping
+        await until(lambda: stream.is_over)
+        await reading.go_on(ALL)
+        whole = await get(client, "r")
+        await left(client, "r")
+        stream.left_s -= 61
+        client.gateway.streams.look_over()
+        late = await get(client, "r")
+
+    assert b"99 " in reading.text
+    assert reading.text == whole.content
+    assert reading.num_cuts == 2
+    assert executor.aborted == []
+    assert late.status_code == 410
+
+
+async def test_a_background_response_is_let_go_of_where_memory_runs_out() -> None:
+    executor = FakeExecutor()
+    executor.script = Script(texts=[f"{k} " for k in range(6_000)])
+    executor.script.midway.clear()
+    executor.script.ending.clear()
+    async with gateway_with(executor, resume_max_bytes=1 << 20) as client:
+        await Reading(client, "r").begin("/v1/responses", BACKGROUND, 10)
+        keeping = await kept(client)
+        executor.script.midway.set()
+        await executor.until(lambda: executor.aborted == ["r"])
+        await keeping
+        await client.wait_idle()
+        answer = await get(client, "r")
+
+    assert answer.status_code == 410
+
+
 @pytest.mark.parametrize(
     ("name", "asked", "status", "param"),
     [

@@ -758,6 +758,13 @@ async def test_requests_that_may_be_to_blame_are_tried_one_at_a_time(monkeypatch
 # -- executors that fail, hang, or leave ----------------------------------------------------------
 
 
+def give_up_on(submit: pb.Submit, machine: Machine) -> None:
+    """Have the engine of a machine die of what it has begun; its front, and the link, last."""
+    assert machine.session is not None
+    failure = pb.Failure(retryable=True, message="the engine has died")
+    machine.session.end(submit.request_id, NUM_TOKENS // 2, pb.Ending(failure=failure))
+
+
 async def test_what_an_engine_gives_up_on_goes_on_elsewhere() -> None:
     expected = await streams_undisturbed(2)
     first, second = Machine(0), Machine(1)
@@ -765,13 +772,35 @@ async def test_what_an_engine_gives_up_on_goes_on_elsewhere() -> None:
     second.goes_on.clear()
     async with running(first, second) as client:
         streams = await streams_midway(client, 2)
-        assert first.session is not None
-        failure = pb.Failure(retryable=True, message="the engine has died")
-        (request,) = first.submits
-        first.session.end(request.request_id, NUM_TOKENS // 2, pb.Ending(failure=failure))
+        give_up_on(first.submits[0], first)
         await until(lambda: len(second.resumed) == 1)
         second.goes_on.set()
         assert list(await asyncio.gather(*streams)) == expected
+
+
+async def test_no_other_suspect_goes_where_an_engine_has_just_died_of_one(monkeypatch) -> None:
+    monkeypatch.setattr(rules, "TRIAL_S", 600.0)
+    monkeypatch.setattr(moves, "BACK_S", 600.0)
+    expected = await streams_undisturbed(2)
+    first, second, third = machines = [Machine(number) for number in range(3)]
+    for machine in machines:
+        machine.goes_on.clear()
+    async with running(*machines) as client:
+        await third.kill()
+        await until(lambda: len(client.gateway.dispatcher.moves._routes.candidates()) == 2)
+        streams = await streams_midway(client, 2)  # one each
+        give_up_on(first.submits[0], first)
+        await until(lambda: len(second.resumed) == 1)
+        (other,) = second.begun
+        give_up_on(other, second)  # the one beside it is on trial there
+        await third.start()
+        await until(lambda: len(first.resumed) + len(third.resumed) == 1)
+        for machine in machines:
+            machine.goes_on.set()
+        assert list(await asyncio.gather(*streams)) == expected
+
+    assert [submit.request_id for submit in third.resumed] == [other.request_id]
+    assert first.resumed == []
 
 
 def beat(machine: Machine, num_steps: int) -> None:

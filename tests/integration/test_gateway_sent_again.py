@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import grpc
 import pytest
 from grpc import aio
+from prometheus_client import REGISTRY
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2 as pb_gateway
@@ -105,6 +106,30 @@ async def test_a_complete_answer_gets_its_ending() -> None:
     assert got == whole[-3:]
     assert '"finish_reason":"length"' in got[0]
     assert json.loads(got[1])["usage"]["completion_tokens"] == NUM_TOKENS
+
+
+def counted() -> tuple[float, float]:
+    """Return how many tokens of reasoning and of content have been counted so far."""
+    names = ("evenflow_reasoning_tokens_total", "evenflow_content_tokens_total")
+    reasoning, content = (REGISTRY.get_sample_value(name) or 0.0 for name in names)
+    return reasoning, content
+
+
+@pytest.mark.parametrize("given", [2, 5, NUM_TOKENS])  # three are thoughts
+async def test_tokens_that_the_client_has_sent_are_not_counted_again(given: int) -> None:
+    body = with_ids(stream_body(seed=1))
+    async with running(Machine()) as (client,):
+        before = counted()
+        ids = ids_in(await events_of(client, CHAT, body))
+        whole = counted()
+        await events_of(client, CHAT, again(body, ids[:given], 1))
+        rest = counted()
+
+    assert [now - then for now, then in zip(whole, before, strict=True)] == [3, NUM_TOKENS - 3]
+    assert [now - then for now, then in zip(rest, whole, strict=True)] == [
+        max(0, 3 - given),
+        NUM_TOKENS - max(3, given),
+    ]
 
 
 @pytest.mark.parametrize("delivered", [0, 4, 9, None])

@@ -312,8 +312,10 @@ class Generation:
     def _complete(self) -> None:
         """Note that the reader has the last token."""
         self._record.finish()
-        metrics.REASONING_TOKENS.inc(self._num_reasoning_tokens or 0)
-        metrics.CONTENT_TOKENS.inc(self._num_generated - (self._num_reasoning_tokens or 0))
+        num_new = max(0, self._num_generated - self.request.num_begun_tokens)
+        num_content = min(num_new, self._num_generated - (self._num_reasoning_tokens or 0))
+        metrics.REASONING_TOKENS.inc(num_new - num_content)  # thoughts come first
+        metrics.CONTENT_TOKENS.inc(num_content)
         assert self._reason is not None
         self.finish = Finish(
             reason=self._reason,

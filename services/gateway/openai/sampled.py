@@ -91,7 +91,10 @@ class ServiceLevelBody(StrictBody):
     priority: Priority = None  # as beside this object
     retention_s: RetentionS = None  # for so long, from its end, the request's KV is kept
     next_prefix: bool = False  # what the next turn begins with is computed ahead of it
-    resumable: bool = False  # a reader that has left may take the stream up again
+    resumable: bool = Field(
+        default=False,
+        description="A reader that has left may take it up again; only with `stream`: true.",
+    )
     strict: bool = False  # refuse what has no effect
 
 

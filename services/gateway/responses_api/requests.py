@@ -48,7 +48,9 @@ def to_generation_request(
         structured_outputs=body.text.format.outputs(),
     )
     prompt = checked_conversation(turns(body.input, body.instructions), _options(body))
-    return body.request(request_id, prompt, sampling=sampling, headers=headers)
+    return body.request(
+        request_id, prompt, sampling=sampling, headers=headers, is_background=body.background
+    )
 
 
 def _options(body: ResponsesBody) -> ConversationOptions:

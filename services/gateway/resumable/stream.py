@@ -46,7 +46,8 @@ class StreamReader(Protocol):
 
 class ResumableStream:
     """The answers to one request. Their pace goes on without a reader: what is due then waits,
-    and above a bound their generation is held, as for any reader that lags.
+    and above a bound their generation is held, as for any reader that lags; but those of a
+    background response are kept as they come.
 
     Steps of several answers are kept in the order in which they were handed out, so that each
     reader sees the same.
@@ -79,7 +80,9 @@ class ResumableStream:
         self._indexes = bytearray()  # of their answers
         self.is_kept = True  # it may be taken up again
         self._was_read = False
+        self._is_background = request.is_background
         self._readings: set[Task] = set()  # the newest goes on, others are about to end
+        self._keeping: Task | None = None  # the one of these that is without a reader
         self._token_bytes = token_bytes(request.sampling.logprobs)
         self._num_bytes = STREAM_BYTES
 
@@ -100,7 +103,12 @@ class ResumableStream:
     @property
     def is_detached(self) -> bool:
         """Say whether it is without a reader."""
-        return not self._readings
+        return self._readings <= {self._keeping}
+
+    @property
+    def needs_no_reader(self) -> bool:
+        """Say whether it is to come to its end, and be kept till then, without a reader, too."""
+        return self._is_background and not self.is_over
 
     @property
     def num_bytes(self) -> int:
@@ -124,19 +132,23 @@ class ResumableStream:
         return await self._read(reader, num_had)
 
     async def keep_rest(self) -> None:
-        """Keep what is left of answers that have ended, so that they take no place any more, if
-        no reader is there and nothing waits for its time.
+        """Keep what is left of answers until a reader comes: of a background response as it comes,
+        of any other when nothing waits for its time, so that it takes no place any more.
         """
         ended = all(one.is_over and not one.keeps_its_pace for one in self._generations.values())
-        if self.is_detached and not self.is_over and ended:
-            left_s = self.left_s
-            await self._read(_NoReader(), self.num_steps)
+        if self._readings or self.is_over or not (ended or self._is_background):
+            return
+        left_s = self.left_s
+        await self._read(_NoReader(), self.num_steps)
+        if not self._is_background:
             self.left_s = left_s
 
     async def _read(self, reader: StreamReader, num_had: int) -> bool:
         former = tuple(self._readings)
         reading = asyncio.create_task(self._hand_out(reader, num_had, former))
         self._readings.add(reading)
+        if isinstance(reader, _NoReader):
+            self._keeping = reading
         try:
             await asyncio.wait([reading])
         finally:
@@ -163,6 +175,8 @@ class ResumableStream:
         self.is_kept = False
         self._steps, self._indexes = [], bytearray()
         if self.is_detached:
+            for task in self._readings:
+                task.cancel()
             self._drop_rest()
 
     async def _hand_out(self, reader: StreamReader, num_had: int, former: Sequence[Task]) -> None:

@@ -83,11 +83,13 @@ class ResumableStreams:
     async def watch(self) -> None:
         """Let go of streams in time, until cancelled; then of all."""
         try:
-            while True:
-                await asyncio.sleep(min(LOOK_INTERVAL_S, self._limits.window_s / 4))
-                self.look_over()
-                for stream in [*self._streams.values()]:
-                    await stream.keep_rest()
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    await asyncio.sleep(min(LOOK_INTERVAL_S, self._limits.window_s / 4))
+                    self.look_over()
+                    for stream in self._streams.values():
+                        if stream.is_detached:
+                            tasks.create_task(stream.keep_rest())
         finally:
             self._streams.clear()
             self.look_over()
@@ -97,7 +99,8 @@ class ResumableStreams:
         now_s, limits = self._clock(), self._limits
         for name, stream in [*self._streams.items()]:
             stream.detach_stopped(now_s, limits.reader_timeout_s)
-            if stream.is_detached and now_s - stream.left_s >= limits.window_s:
+            is_late = now_s - stream.left_s >= limits.window_s
+            if stream.is_detached and is_late and not stream.needs_no_reader:
                 self._let_go(name, LetGo.WINDOW)
         self._make_room()
         left = [one for one in self._streams.values() if one.is_detached and not one.is_over]

@@ -89,6 +89,7 @@ class Moves:
         self._submit_timeout_s = submit_timeout_s
         self._clock = clock
         self._lost: dict[RequestId, _Loss] = {}
+        self._failed_s: dict[str, float] = {}  # when an executor last gave up on a request
         self._news = asyncio.Event()
 
     async def run(self) -> None:
@@ -122,6 +123,8 @@ class Moves:
             self._news.set()
 
     def lost(self, route: Route, error: ServiceError) -> ServiceError | None:
+        if isinstance(error, EngineFailedError):
+            self._failed_s[route.link.address] = self._clock()
         request_id = RequestId(route.ref.request_id)
         live, loss = self._live.get(request_id), self._lost.get(request_id)
         if live is None:
@@ -308,7 +311,10 @@ class Moves:
         )
 
     def _tried_at(self, live: LiveRequest, now_s: float) -> Iterator[str]:
-        """Yield the executors at which another request that may have killed one is on trial."""
+        """Yield the executors at which another request that may have killed one is on trial, and
+        those that have just given up on one: their engines may be dead though their links last.
+        """
+        yield from (at for at, at_s in self._failed_s.items() if now_s - at_s < BACK_S)
         for request_id, other in self._live.items():
             if other is live or other.losses.total < IS_SUSPECT or other.generation.is_over:
                 continue

@@ -1,0 +1,53 @@
+"""How much of what executors take they find in their prefix caches."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from lab.stack.executor_process import ExecutorProcess
+
+TIMEOUT_S = 5.0
+ASKED = "vllm:prefix_cache_queries_total"
+# In the pool, and what of the rest a connector has elsewhere.
+FOUND = frozenset({"vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"})
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """Tokens of requests that an engine has begun with, of prompts and of answers so far."""
+
+    num_tokens: int = 0
+    num_found: int = 0  # of these, in a cache
+
+
+def read(exposition: str) -> LookedUp:
+    """Return what an executor's metrics say, in Prometheus' text format."""
+    num_tokens = num_found = 0
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            num_tokens += int(sample.value) if sample.name == ASKED else 0
+            num_found += int(sample.value) if sample.name in FOUND else 0
+    return LookedUp(num_tokens, num_found)
+
+
+def looked_up(executors: Iterable[ExecutorProcess]) -> dict[int, LookedUp]:
+    """Return what was looked up so far, by the process ids of executors that answer."""
+    found = {}
+    for executor in executors:
+        try:
+            url = f"http://127.0.0.1:{executor.metrics_port}/metrics"
+            found[executor.process.pid] = read(httpx.get(url, timeout=TIMEOUT_S).text)
+        except httpx.HTTPError:  # it is dead
+            continue
+    return found
+
+
+def between(before: Mapping[int, LookedUp], after: Mapping[int, LookedUp]) -> LookedUp:
+    """Return what was looked up meanwhile; a process that is new began with nothing."""
+    grown = [(now, before.get(pid, LookedUp())) for pid, now in after.items()]
+    return LookedUp(
+        sum(now.num_tokens - then.num_tokens for now, then in grown),
+        sum(now.num_found - then.num_found for now, then in grown),
+    )
