@@ -1980,6 +1980,27 @@ MUTATIONS = (
         ("tests/unit/executor/blocks/test_capacity_guard.py",),
     ),
     Mutation(
+        "windows have no room for drafts",
+        "services/placement/blocks.py",
+        "geometry.max_in_flight_tokens + geometry.max_ahead_tokens",
+        "geometry.max_in_flight_tokens",
+        ("tests/unit/placement/test_blocks.py",),
+    ),
+    Mutation(
+        "a window's room for drafts that were rejected is forgotten",
+        f"{EXECUTOR}/blocks/sides/side_groups.py",
+        "= max(length, num_tokens), num_processed",
+        "= num_tokens, num_processed",
+        ("tests/unit/executor/blocks/test_side_groups.py",),
+    ),
+    Mutation(
+        "a window slides by drafts",
+        f"{EXECUTOR}/scheduler/side_coordinator.py",
+        "self.sides.slide(request_id, num_tokens=processed_computed_tokens)",
+        "self.sides.slide(request_id, num_tokens=processed_computed_tokens + 3)",
+        ("tests/exact/test_drafts_beside_windows.py", "-k", "gpt_oss and any_step"),
+    ),
+    Mutation(
         "plans have no room for drafts",
         "services/planner/policy/window.py",
         "growth.ahead * growth.grows[r]",

@@ -280,8 +280,9 @@ def _refusals_of_drafts(vllm_config: "VllmConfig") -> dict[str, bool]:
         f"speculative decoding by {drafts.method}, only by {', '.join(DRAFTS)}; {DRAFTS_WITHOUT}": (
             drafts.method not in DRAFTS
         ),
-        f"speculative decoding and a model with sliding windows or states; {DRAFTS_WITHOUT}": (
-            keeps_less_kv(vllm_config)
+        f"speculative decoding and a model with states; {DRAFTS_WITHOUT}": model.is_hybrid,
+        f"speculative decoding by {drafts.method} and sliding windows; {DRAFTS_WITHOUT}": (
+            drafts.method in DRAFTS_WITH_KV and keeps_less_kv(vllm_config)
         ),
         f"speculative decoding and MLA; {DRAFTS_WITHOUT}": model.use_mla,
         f"speculative decoding by {drafts.method} and kv_cache_dtype={cache_dtype}": (

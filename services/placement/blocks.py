@@ -49,6 +49,11 @@ class BlockGeometry:
         """Return how many blocks of a group may be open at once, in one request."""
         return 1 + -(-self.max_ahead_tokens // self.block_size)
 
+    @property
+    def max_new_side_blocks(self) -> int:
+        """Return how many blocks a step may add in all side groups to a request that decodes."""
+        return len(self.side_windows) * (1 + -(-self.max_ahead_tokens // self.window_block_size))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residency:
@@ -82,16 +87,17 @@ def num_request_blocks(
 def side_blocks(geometry: BlockGeometry, *, num_tokens: int, num_new_tokens: int) -> int:
     """Return the most blocks that a request with `num_tokens` tokens owns in its side groups.
 
-    `num_new_tokens` of them are in flight, or still to be scheduled: until they are computed, the
-    window before the first of those in flight is read, too.
+    `num_new_tokens` of them are in flight, still to be scheduled, or drafts' room: until they are
+    computed and cannot be rejected any more, the window before the first of them is read, too.
     """
     if not num_tokens or not geometry.side_windows:
         return 0
     size = geometry.window_block_size
     num_rows = -(-num_tokens // size)
-    num_in_flight = min(num_new_tokens, geometry.max_in_flight_tokens)
+    most_new = geometry.max_in_flight_tokens + geometry.max_ahead_tokens
+    num_new = min(num_new_tokens, most_new)
     return sum(
-        1 if window == STATE else min(num_rows, -(-(window - 1 + num_in_flight) // size) + 1)
+        1 if window == STATE else min(num_rows, -(-(window - 1 + num_new) // size) + 1)
         for window in geometry.side_windows
     )
 

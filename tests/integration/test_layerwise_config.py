@@ -369,8 +369,8 @@ def test_what_drafts_were_not_compared_with_is_refused(
     staged = make_config(make_settings(pipeline_parallel_size=2))
     latent = make_config(make_settings(model=str(latent_model())))
     monkeypatch.setattr(config, "speculative_config", drafting("ngram"))
-    windows = make_config(make_settings(model=str(kind_model("gpt_oss"))))
-    refused = ((staged, "pipeline stages"), (latent, "MLA"), (windows, "a model with sliding"))
+    states = make_config(make_settings(model=str(kind_model("granite4"))))
+    refused = ((staged, "pipeline stages"), (latent, "MLA"), (states, "a model with states"))
     for one, reason in refused:
         monkeypatch.setattr(one, "speculative_config", drafting("ngram"))
         with pytest.raises(ValueError, match=f"speculative decoding and {reason}"):
@@ -382,6 +382,18 @@ def test_what_drafts_were_not_compared_with_is_refused(
     monkeypatch.setattr(config, "speculative_config", drafting("eagle"))
     with pytest.raises(ValueError, match="decoding by eagle and kv_cache_dtype=fp8"):
         check_supported(config)
+
+
+@pytest.mark.parametrize("method", DRAFTS)
+def test_drafts_go_with_windows(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = make_config(make_settings(model=str(kind_model("gpt_oss"))))
+    monkeypatch.setattr(windows, "speculative_config", drafting(method))
+
+    if method in DRAFTS_WITH_KV:
+        with pytest.raises(ValueError, match=f"decoding by {method} and sliding windows"):
+            check_supported(windows)
+    else:
+        check_supported(windows)
 
 
 @pytest.mark.parametrize("method", DRAFTS)

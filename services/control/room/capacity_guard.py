@@ -125,7 +125,7 @@ class CapacityGuard(Generic[KVT]):
         num_expected = sum(kv.num_owned_when_copied for kv in idle)
         # Two blocks per group let any request go on: an open one, and one on its way to the host.
         num_lacking = (1 + moves.geometry.max_open_blocks) * moves.geometry.num_groups
-        num_lacking += len(moves.geometry.side_windows)
+        num_lacking += moves.geometry.max_new_side_blocks
         took = self._reclaim(idle, num_expected - num_lacking)
         return moves.num_free > num_free or moves.give_up_restores() or took
 

@@ -83,6 +83,14 @@ def test_side_groups_take_a_window_and_what_is_in_flight(
     assert side_blocks(SIDES, num_tokens=num_tokens, num_new_tokens=num_new_tokens) == expected
 
 
+def test_side_groups_have_room_for_drafts_behind_what_is_in_flight() -> None:
+    drafting = replace(SIDES, max_ahead_tokens=9)
+
+    assert side_blocks(drafting, num_tokens=900, num_new_tokens=800) == 2 * 8 + 1  # of 200 tokens
+    assert side_blocks(drafting, num_tokens=900, num_new_tokens=10) == 2 * 4 + 1
+    assert (SIDES.max_new_side_blocks, drafting.max_new_side_blocks) == (3, 3 * 2)
+
+
 def test_a_windows_blocks_may_be_shorter_or_longer_than_the_others() -> None:
     short, long = (replace(SIDES, side_block_size=size) for size in (16, 64))
 

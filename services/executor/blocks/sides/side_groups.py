@@ -97,8 +97,9 @@ class SideGroups:
         rows = self._rows.get(request_id)
         if rows is None:
             rows = self._rows[request_id] = [SideRow([]) for _ in self.windows]
-        _, num_processed = self._lengths.get(request_id, (0, 0))
-        self._lengths[request_id] = num_tokens, num_processed
+        length, num_processed = self._lengths.get(request_id, (0, 0))
+        # Drafts that are rejected leave their room, and the next step may have fewer.
+        self._lengths[request_id] = max(length, num_tokens), num_processed
         gained = []
         for window, row in zip(self.windows, rows, strict=True):
             num_missing = self._length(window, num_tokens) - len(row.blocks)

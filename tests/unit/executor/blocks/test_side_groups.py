@@ -14,6 +14,7 @@ from services.placement.blocks import STATE, BlockGeometry, side_blocks
 pytestmark = pytest.mark.filterwarnings("default")
 
 SIZE, MAX_IN_FLIGHT = 4, 12  # tokens
+NUM_DRAFTS, NUM_LOOKAHEAD = 3, 2  # of a step; behind it
 WINDOWS = (5, 5, 8, STATE)
 POISON = ("nobody", -1, -1)
 
@@ -24,6 +25,7 @@ class Part:
 
     num_processed: int = 0
     in_flight: list[int] = field(default_factory=list)  # tokens, by step, the oldest first
+    num_room: int = 0  # tokens; drafts that were rejected leave theirs
 
     @property
     def num_computed(self) -> int:
@@ -33,13 +35,16 @@ class Part:
 class Rig:
     """A pool whose blocks remember whose KV was written into them, a rank that runs steps late."""
 
-    def __init__(self, *, num_blocks: int = 400, windows: tuple[int, ...] = WINDOWS) -> None:
+    def __init__(
+        self, *, num_blocks: int = 400, windows: tuple[int, ...] = WINDOWS, max_ahead: int = 0
+    ) -> None:
         self.geometry = BlockGeometry(
             num_groups=1,
             block_size=3 * SIZE,
             side_windows=windows,
             side_block_size=SIZE,
             max_in_flight_tokens=MAX_IN_FLIGHT,
+            max_ahead_tokens=max_ahead,
         )
         self.orders = StepOrders()
         self.pool = BlockPool(num_blocks + 1, False, SIZE)
@@ -48,23 +53,27 @@ class Rig:
         self.parts: dict[str, Part] = {}
         self.memory: dict[int, tuple[str, int, int]] = {}  # request, group, position, by block
 
-    def schedule(self, name: str, num_tokens: int) -> None:
+    def schedule(self, name: str, num_tokens: int, *, num_lookahead: int = 0) -> None:
         """Schedule so many tokens, as vLLM does: give back, ask, take."""
         part = self.parts.setdefault(name, Part())
-        end = part.num_computed + num_tokens
+        end = part.num_computed + num_tokens + num_lookahead
         self.sides.slide(name, num_tokens=part.num_processed)
         num_new, num_free = self.sides.num_new(name, num_tokens=end), self.blocks.num_free
         gained = self.sides.grow(name, num_tokens=end)
         assert sum(map(len, gained)) == num_new == num_free - self.blocks.num_free
         part.in_flight.append(num_tokens)
-        self.check(name, end)
+        part.num_room = max(part.num_room, end)
+        self.check(name)
 
-    def run(self, name: str) -> None:
-        """Run a request's oldest step: write its tokens' KV, and read what they attend to."""
+    def run(self, name: str, *, num_rejected: int = 0) -> None:
+        """Run a request's oldest step: write its tokens' KV, and read what they attend to.
+
+        `num_rejected`: of its last tokens, in whose place the next step writes others.
+        """
         part, rows = self.parts[name], self.sides.rows(name)
         first = part.num_processed
         end = first + part.in_flight.pop(0)
-        for group, (window, row) in enumerate(zip(WINDOWS, rows, strict=True)):
+        for group, (window, row) in enumerate(zip(self.geometry.side_windows, rows, strict=True)):
             if window == STATE:
                 (block,) = row
                 assert not first or self.memory[block.block_id] == (name, group, 0)
@@ -74,14 +83,15 @@ class Rig:
                 self.memory[row[position].block_id] = (name, group, position)
             for position in range(max(0, first - window + 1) // SIZE, -(-end // SIZE)):
                 assert self.memory[row[position].block_id] == (name, group, position)
-        part.num_processed = end
+        part.num_processed = end - num_rejected
 
     def end(self, name: str) -> None:
         del self.parts[name]
         self.pool.free_blocks(self.sides.pop(name))
 
-    def check(self, name: str, num_tokens: int) -> None:
+    def check(self, name: str) -> None:
         self.sides.check_integrity()
+        num_tokens = self.parts[name].num_room
         num_new = num_tokens - self.parts[name].num_processed
         most = side_blocks(self.geometry, num_tokens=num_tokens, num_new_tokens=num_new)
         assert self.sides.num_owned_by(name) <= most
@@ -110,6 +120,30 @@ def test_what_is_attended_to_is_there_at_every_step_of_any_history(seed: int) ->
     assert num_steps > 300
     assert rig.sides.num_owned == 0
     assert rig.blocks.num_free == rig.blocks.num_usable
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_is_attended_to_is_there_whatever_drafts_are_rejected(seed: int) -> None:
+    """A state has a place for each draft, which these groups have not: windows only."""
+    rig = Rig(windows=WINDOWS[:3], max_ahead=2 * NUM_DRAFTS + NUM_LOOKAHEAD)
+    rng, num_rejected, num_accepted = random.Random(seed), 0, 0
+    for number in range(400):
+        if len(rig.parts) < 6 and rng.random() < 0.2:
+            rig.schedule(f"r{number}", rng.randint(1, 6), num_lookahead=NUM_LOOKAHEAD)
+        for name, part in list(rig.parts.items()):
+            if part.in_flight and rng.random() < 0.6:
+                num_drafts = part.in_flight[0] - 1 if part.num_processed else 0
+                wrong = rng.choice((0, num_drafts, rng.randint(0, num_drafts)))
+                rig.run(name, num_rejected=wrong)
+                num_rejected += wrong
+                num_accepted += num_drafts - wrong
+            elif len(part.in_flight) < 2 and rng.random() < 0.8:
+                num_drafts = rng.randint(0, NUM_DRAFTS)
+                rig.schedule(name, 1 + num_drafts, num_lookahead=NUM_LOOKAHEAD)
+            elif rng.random() < 0.05:
+                rig.end(name)
+
+    assert min(num_rejected, num_accepted) > 100
 
 
 def test_a_window_is_given_back_as_soon_as_no_token_to_come_attends_to_it() -> None:
