@@ -24,7 +24,8 @@ IN_POOL_ONLY = ("tests/unit/executor/blocks/sharing/test_in_pool_only.py",)
 PLANNED_TRUNKS = ("tests/unit/planner/policy/test_prefixes.py",)
 SIDES = ("tests/unit/executor/blocks/test_side_groups.py",)
 SIDE_COPIES = ("tests/unit/executor/blocks/test_side_copies.py",)
-ONE_KIND = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "gpt_oss and not asynchronous")
+TURN_ENDS = ("tests/unit/executor/blocks/transfers/test_turn_ends.py",)
+ANCHORS = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "gpt_oss and very_token")
 STATES = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "zeroed")
 GOES_ON = ("tests/exact/test_resume.py", "-m", "not nightly", "-k", "in_its_cache")
 REPLAY = ("tests/integration/test_executor_replay.py",)
@@ -1729,10 +1730,45 @@ MUTATIONS = (
     ),
     Mutation(
         "prefixes without their windows",
-        f"{EXECUTOR}/scheduler/scheduler.py",
-        "self.kv_options = replace(self.kv_options, prefix_caching=False)",
+        f"{EXECUTOR}/blocks/transfers/turn_ends.py",
+        "saved, anchor=anchor, stage=SideStage.KEPT",
+        "saved, anchor=anchor, stage=SideStage.BACK",
+        ANCHORS,
+    ),
+    Mutation(
+        "a turn begins behind tokens of another",
+        f"{EXECUTOR}/blocks/transfers/turn_ends.py",
+        "and anchor.tokens == (*token_ids[first:end],)",
+        "",
+        TURN_ENDS,
+    ),
+    Mutation(
+        "an anchor is published before it is on the host",
+        f"{EXECUTOR}/blocks/transfers/turn_ends.py",
+        "if self._may_leave(turn.kv):",
+        "if True:",
+        TURN_ENDS,
+    ),
+    Mutation(
+        "an anchor of a request whose KV is wrong",
+        f"{EXECUTOR}/blocks/transfers/losses.py",
+        "self._transfers.turn_ends.drop(lost)",
         "pass",
-        ONE_KIND,
+        TURN_ENDS,
+    ),
+    Mutation(
+        "an anchor outlives its column",
+        f"{CONTROL}/prefix_cache.py",
+        "            slots.extend(self.anchors.forget_behind(key))",
+        "            pass",
+        ("tests/unit/control/test_anchors.py",),
+    ),
+    Mutation(
+        "idle anchors are not free",
+        f"{EXECUTOR}/blocks/host_pool.py",
+        "self.cache.num_idle_slots + self.cache.anchors.num_idle_slots",
+        "self.cache.num_idle_slots",
+        TURN_ENDS,
     ),
     Mutation(
         "blocks of states are not zeroed",

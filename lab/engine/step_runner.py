@@ -273,6 +273,8 @@ class StepRunner:
     def _waits_for_copies(self) -> bool:
         owner = self.scheduler.block_owner
         quarantine = owner.quarantine
+        if self.scheduler.transfers.turn_ends.is_busy:
+            return True
         return bool(owner.restores.orphans or quarantine.num_blocks or quarantine.num_slots)
 
     def _step_without_tokens(self) -> None:

@@ -8,14 +8,18 @@ Live requests use columns; a column that none uses stays until its room is wante
 was used longest ago going first. Those that are kept (`retention.py`) go after all others: first
 those of turns that wait for their tools, then those that clients asked for. One that is not on the
 host stays while free blocks of the pool hold it.
+
+Where layers keep a window or a state, columns bring no request back by themselves. An *anchor* is
+what its next token attends to there; a request begins with the columns before one.
 """
 
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any
 
+from services.control.anchors import Anchor, Anchors
 from services.control.counters import Counters
 from services.control.retention import Retention, RetentionBudget
 
@@ -72,6 +76,8 @@ class PrefixCache:
         self._piles = (self._idle, self._awaited, self._kept)  # the first ones go first
         self.awaited = Retention(self._not_kept)  # for turns that wait for their tools
         self.retention = Retention(self._not_kept)  # for clients that asked for it
+        self.anchors = Anchors()
+        self.needs_anchors = False  # what has none behind it is of no use
         self._counters = counters
 
     @property
@@ -132,15 +138,19 @@ class PrefixCache:
         """Count one user less of each, and return the slots of those that have none now.
 
         The last ones go first when room is wanted: without what is before it a block is not found.
+        Before all others those go without an anchor behind them, where that is needed.
         """
         slots: list[int] = []
+        is_of_use = not self.needs_anchors
         for column in reversed(columns):
             column.num_users -= 1
+            is_of_use = is_of_use or bool(self.anchors.behind(column.key))
             if column.num_users:
                 continue
             known = self._columns.get(column.key)
             if known is column and column.is_complete:
                 self._idle[column.key] = column
+                self._idle.move_to_end(column.key, last=is_of_use)
                 self.num_idle_slots += len(column.slots)
                 continue
             slots.extend(column.slots)
@@ -159,20 +169,24 @@ class PrefixCache:
         """Take the slots of idle columns, at least so many together, or all; return them.
 
         Of those that are kept none goes while there are others. A column that free blocks of
-        the pool still hold is found there from then on.
+        the pool still hold is found there from then on. With a column go the anchors behind it;
+        those that were passed go before any column, and those behind columns in use after all.
         """
-        slots: list[int] = []
+        slots = self.anchors.evict_passed(num_slots)
+        num_columns = 0
         while len(slots) < num_slots and any(self._piles):
             key, column = self._take_next()
+            num_columns += 1
+            self.num_idle_slots -= len(column.slots)
             slots.extend(column.slots)
+            slots.extend(self.anchors.forget_behind(key))
             column.slots, column.is_complete = (), False
             if not column.is_left:
                 del self._columns[key]
             self._counters.num_evicted_columns += 1
-        self.num_idle_slots -= len(slots)
-        if slots:
+        if num_columns:
             self._lost_some()
-        return slots
+        return [*slots, *self.anchors.evict(num_slots - len(slots))]
 
     def _take_next(self) -> tuple[Hashable, Column]:
         """Return the idle column that goes next, which is none of the idle ones any more."""
@@ -246,8 +260,9 @@ class PrefixCache:
             del self._columns[column.key]
             for pile in self._piles:
                 if pile.pop(column.key, None) is not None:
+                    self.num_idle_slots -= len(column.slots)
                     slots.extend(column.slots)
-        self.num_idle_slots -= len(slots)
+            slots.extend(self.anchors.forget_behind(column.key))
         self._lost_some()
         return slots
 
@@ -262,8 +277,10 @@ class PrefixCache:
         self.generation += 1
         self._last_loss = self.generation
 
-    def check_integrity(self, used: Iterable[Sequence[Column]]) -> list[int]:
-        """Assert that `used`, by each live request, is what was counted; return every slot."""
+    def check_integrity(
+        self, used: Iterable[Sequence[Column]], anchors: Iterable[Anchor] = ()
+    ) -> list[int]:
+        """Assert that what each live request uses is what was counted; return every slot."""
         num_users = Counter(column for columns in used for column in columns)
         everything = {*self._columns.values(), *num_users}
         for column in everything:
@@ -282,7 +299,7 @@ class PrefixCache:
         assert all(one.is_left and not one.slots for one in in_pool), "a column is nowhere"
         slots = [slot for column in everything for slot in column.slots]
         assert self.num_idle_slots == sum(len(column.slots) for column in idle)
-        return slots
+        return [*slots, *self.anchors.check_integrity(anchors, self._columns)]
 
 
 def num_complete(columns: Sequence[Column], *, first: int = 0) -> int:
@@ -299,23 +316,3 @@ def num_alike(some: Sequence[Column], others: Sequence[Column]) -> int:
         return length
     pairs = zip(some, others, strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], pairs))
-
-
-def num_duplicate_blocks(
-    holders: Sequence[tuple[Sequence[Column], Collection[int]]], *, num_groups: int
-) -> int:
-    """Return how many blocks the pool could do without if requests shared them there.
-
-    `holders`: of each live request its columns, and the layer groups that are not in the pool.
-    """
-    by_key: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for number, (columns, _) in enumerate(holders):
-        for column in columns:
-            by_key[column.key].append(number)
-    num_columns = Counter(map(tuple, by_key.values()))  # by the requests that they begin
-    total = 0
-    for numbers, number_of_columns in num_columns.items():
-        num_offloaded = Counter(group for number in numbers for group in holders[number][1])
-        in_pool = (len(numbers) - num_offloaded[group] for group in range(num_groups))
-        total += number_of_columns * sum(max(0, number - 1) for number in in_pool)
-    return total

@@ -6,7 +6,8 @@
 The same of blocks, in the executor, and of counts, in the simulator.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from services.control.prefix_cache import Column, num_alike
@@ -98,3 +99,23 @@ def give_up(holder: Any) -> None:
     for column in holder.columns:
         if column.holder is holder:
             column.holder = None
+
+
+def num_duplicate_blocks(
+    holders: Sequence[tuple[Sequence[Column], Collection[int]]], *, num_groups: int
+) -> int:
+    """Return how many blocks the pool could do without if requests shared them there.
+
+    `holders`: of each live request its columns, and the layer groups that are not in the pool.
+    """
+    by_key: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for number, (columns, _) in enumerate(holders):
+        for column in columns:
+            by_key[column.key].append(number)
+    num_columns = Counter(map(tuple, by_key.values()))  # by the requests that they begin
+    total = 0
+    for numbers, number_of_columns in num_columns.items():
+        num_offloaded = Counter(group for number in numbers for group in holders[number][1])
+        in_pool = (len(numbers) - num_offloaded[group] for group in range(num_groups))
+        total += number_of_columns * sum(max(0, number - 1) for number in in_pool)
+    return total

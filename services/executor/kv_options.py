@@ -121,7 +121,9 @@ def layers_per_group(vllm_config: "VllmConfig") -> int:
 def caches_prefixes(vllm_config: "VllmConfig") -> bool:
     """Return whether requests begin with KV of earlier ones: in the pool or on the host."""
     if CONFIG_KEY in (vllm_config.additional_config or {}):
-        return KVOptions.of(vllm_config).prefix_caching and not has_side_groups(vllm_config)
+        has_drafts = vllm_config.speculative_config is not None
+        is_anchored = not (has_drafts and has_side_groups(vllm_config))
+        return KVOptions.of(vllm_config).prefix_caching and is_anchored
     return bool(vllm_config.cache_config.enable_prefix_caching)
 
 

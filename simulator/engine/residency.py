@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from services.control.kv import holders_of
-from services.control.prefix_cache import num_duplicate_blocks
 from services.control.requests.life import State
-from services.control.trunks import own_columns
+from services.control.trunks import num_duplicate_blocks, own_columns
 from simulator.engine.scheduler import Scheduler
 
 MAX_SAMPLES = 512  # kept of a run, at least half of it once there were so many steps

@@ -20,7 +20,7 @@ from lab.engine.step_runner import Arrival, EngineCase, Model, Outcome, StepRunn
 from lab.engine.workloads import long_prompt, mixed
 from lab.kind_models import CONFIGS, kind_fingerprint, kind_model
 from tests.exact.cases import SLOW_LINK
-from tests.exact.reference import FIELDS, FOLDER
+from tests.exact.reference import FIELDS, FOLDER, turn_by_turn
 from tests.stock_recipe import run_apart, stock_recipe
 
 # Layers that may leave: the others are in no layer group of the block owner's.
@@ -117,6 +117,7 @@ def main() -> None:
     runner = StepRunner(stock(kind_case(name)))
     try:
         outcomes = {workload: runner.run(asked) for workload, asked in WORKLOADS.items()}
+        outcomes["conversations"] = turn_by_turn(runner.run)
     finally:
         runner.close()
     answers = {

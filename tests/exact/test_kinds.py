@@ -17,6 +17,16 @@ from services.control.options import ControllerOptions
 from services.executor.blocks.sides.side_groups import SideGroups
 from services.executor.copies.transfer_runner import TransferRunner
 from services.placement.blocks import RESIDENT, num_request_blocks, side_blocks
+from tests.exact.anchored_turns import (  # noqa: F401 - their tests run on this module's engines
+    begun,
+    test_a_reset_lets_no_turn_begin_with_what_was_there,
+    test_aborted_turns_leave_the_others_exact,
+    test_an_anchor_of_another_conversation_is_noticed,
+    test_an_anchor_of_another_number_of_tokens_is_noticed,
+    test_tokens_behind_the_last_full_block_that_are_not_compared_are_noticed,
+    test_turns_begin_at_the_very_token_at_which_the_last_one_ended,
+    test_with_little_room_on_the_host_anchors_are_evicted_and_turns_stay_exact,
+)
 from tests.exact.cases import num_groups
 from tests.exact.evidence import (
     KEEPING,
@@ -66,7 +76,7 @@ def test_the_groups_that_may_leave_come_first(named: tuple[str, StepRunner]) -> 
     layers = [name for group in groups for name in group.layer_names]
     assert len(set(layers)) == len(layers)
     assert {len(group.layer_names) for group in groups} == {runner.case.kv.layers_per_group}
-    assert not runner.scheduler.kv_options.prefix_caching
+    assert not runner.scheduler.block_owner.trunks.is_on
 
 
 def test_placements_that_change_at_any_step(named: tuple[str, StepRunner]) -> None:

@@ -16,9 +16,9 @@ from itertools import chain
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
-from services.control.prefix_cache import Column, num_complete, num_duplicate_blocks
+from services.control.prefix_cache import Column, num_complete
 from services.control.requests.request_record import RequestRecord
-from services.control.trunks import give_up, own_columns
+from services.control.trunks import give_up, num_duplicate_blocks, own_columns
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.growth import Growth
 from services.executor.blocks.holder import GroupKV, Holder
@@ -396,4 +396,5 @@ class BlockOwner:
             [slot for kv in self.kvs for slot in (*kv.own_slots(), *kv.side_slots)],
             [kv.promise for kv in (*self.kvs, *drafts)],
             [kv.columns for kv in self.kvs],
+            [kv.side_copy.anchor for kv in self.kvs if kv.side_copy and kv.side_copy.anchor],
         )

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from vllm.v1.core.kv_cache_utils import BlockHash
 
+from services.control.anchors import Anchor
 from services.control.counters import Counters
 from services.control.prefix_cache import Column, FoundPrefix, PrefixCache
 
@@ -64,7 +65,8 @@ class HostPool:
     @property
     def num_free(self) -> int:
         """Usable slots that no request's KV is in; some of them may be promised."""
-        return len(self._free) + self.cache.num_idle_slots
+        num_idle = self.cache.num_idle_slots + self.cache.anchors.num_idle_slots
+        return len(self._free) + num_idle
 
     @property
     def num_unpromised(self) -> int:
@@ -167,6 +169,8 @@ class HostPool:
         """
         if new := slots - self._quarantined:
             self.forget(lambda column: not new.isdisjoint(column.slots))
+            gone = self.cache.anchors.forget(lambda anchor: not new.isdisjoint(anchor.slots))
+            self.give_back(gone)
         strays = (slots - self._quarantined).intersection(self._free) if slots else frozenset()
         if strays:
             self._free = [slot for slot in self._free if slot not in strays]
@@ -186,13 +190,14 @@ class HostPool:
         owned: Sequence[int],
         promises: Iterable[SlotPromise],
         used: Iterable[Sequence[Column]] = (),
+        anchors: Iterable[Anchor] = (),
     ) -> None:
         """Assert that every usable slot is one thing, and that what is free covers promises.
 
-        Free, held, of a column, or one of the `owned`. `promises`: all but empty ones; `used`: the
-        columns of each request.
+        Free, held, of a column or an anchor, or one of the `owned`. `promises`: all but empty ones;
+        `used`: the columns of each request; `anchors`: those that requests come back to.
         """
-        in_columns = self.cache.check_integrity(used)
+        in_columns = self.cache.check_integrity(used, anchors)
         everything = sorted([*self._free, *self._held, *in_columns, *owned])
         assert everything == list(range(self.num_ready)), "a host slot is lost or owned twice"
         promises = list(promises)

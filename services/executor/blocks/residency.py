@@ -16,6 +16,7 @@ from enum import Enum
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
+from services.control.anchors import Anchor
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.host_pool import SlotPromise
@@ -44,6 +45,8 @@ class SideCopy:
     num_tokens: int  # of the request whose next step follows it
     positions: Sequence[range] = ()  # in rows
     slots: Sequence[list[int]] = ()  # of the host; as many by group
+    uids: Sequence[list[int]] = ()  # of what is in them, as it was saved
+    anchor: Anchor | None = None  # whose slots these are, and not the request's
     stage: SideStage = SideStage.LEAVES
     step: int = 0  # that saves it; 0: not sent yet
     targets: list[list[KVCacheBlock]] = field(default_factory=list)  # that it comes back to
@@ -73,6 +76,7 @@ class RequestKV(Holder):
     promise: SlotPromise = field(default_factory=SlotPromise)  # of room on the host
     trunks: list["Trunk"] = field(default_factory=list)  # that it begins with, in order
     side_copy: SideCopy | None = None  # made when it leaves, given up with its next step
+    began: Anchor | None = None  # that its KV began with
 
     @property
     def request_id(self) -> str:
@@ -131,9 +135,11 @@ class RequestKV(Holder):
 
     @property
     def side_slots(self) -> list[int]:
-        """Return the host slots of what it has there beside its full blocks."""
+        """Return the host slots of its own, of what it has there beside its full blocks."""
         copy = self.side_copy
-        return [] if copy is None else [slot for slots in copy.slots for slot in slots]
+        if copy is None or copy.anchor is not None:
+            return []
+        return [slot for slots in copy.slots for slot in slots]
 
     @property
     def num_side_tokens(self) -> int:
@@ -173,7 +179,9 @@ class RequestKV(Holder):
         """Return how many host slots no other uses."""
         alone = (len(column.slots) for column in self.columns if column.num_users == 1)
         behind = (len(group.host_slots) - len(self.columns) for group in self.groups)
-        return sum(behind) + sum(alone) + len(self.side_slots)
+        anchor = self.side_copy and self.side_copy.anchor
+        num_anchored = len(anchor.slots) if anchor and anchor.num_users == 1 else 0
+        return sum(behind) + sum(alone) + len(self.side_slots) + num_anchored
 
     @property
     def is_parked(self) -> bool:

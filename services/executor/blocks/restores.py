@@ -76,7 +76,8 @@ class Restores:
         positions = missing[: max(0, max_blocks)]
         if positions:
             slots = [group.host_slots[position] for position in positions]
-            restore_id, blocks = self.order(kv, index, positions, slots)
+            uids = [kv.uid(position) for position in positions]
+            restore_id, blocks = self.order(kv, index, uids, slots)
             restore.targets.update(zip(positions, blocks, strict=True))
             restore.under_way[restore_id] = blocks
         elif not missing and not restore.under_way:
@@ -84,9 +85,11 @@ class Restores:
         return len(positions)
 
     def order(
-        self, kv: Holder, index: int, positions: Sequence[int], slots: Sequence[int]
+        self, kv: Holder, index: int, uids: Sequence[int], slots: Sequence[int]
     ) -> tuple[int, list[KVCacheBlock]]:
         """Take blocks and have slots copied to them; return the order's number, and the blocks.
+
+        `uids`: of what is in the slots.
 
         Only the caller has them yet.
         """
@@ -98,7 +101,7 @@ class Restores:
                 self._last_id,
                 kv.request_id,
                 index,
-                [kv.uid(position) for position in positions],
+                list(uids),
                 list(slots),
                 [block.block_id for block in blocks],
             )

@@ -40,6 +40,7 @@ class RequestLoads:
     tables: dict[int, LoadTable] = field(default_factory=dict)
     uids: "array[int]" = field(default_factory=_numbers)  # one per position, as below
     slots: "dict[int, array[int]]" = field(default_factory=dict)  # by group
+    side_uids: set[int] = field(default_factory=set)  # of what no step loads: windows, states
     staging: "list[array[int]]" = field(default_factory=list)  # blocks of each buffer
     chain: list[int] = field(default_factory=list)  # the tables' groups, ascending
 
@@ -96,6 +97,8 @@ class RequestLoads:
 
     def holds(self, uid: int) -> bool:
         position = position_of(uid)
+        if uid in self.side_uids:
+            return True
         return position < len(self.uids) and self.uids[position] == uid
 
     def drop(self, group: int) -> None:
@@ -106,7 +109,9 @@ class RequestLoads:
 class LoadTables:
     """The tables of all requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_groups: int) -> None:
+        """`num_groups`: that steps may load; those behind them come back beside steps only."""
+        self._num_groups = num_groups
         self._requests: dict[str, RequestLoads] = {}  # trunks' are among them
         self._users: dict[str, list[str]] = {}  # of trunks
         self._written: list[SaveOrder] = []  # out of staging, by the last step
@@ -123,7 +128,11 @@ class LoadTables:
             self._of(prefix.request_id).begin_with(prefix)
         orders: list[SaveOrder | RestoreOrder] = [*transfers.saves, *transfers.restores]
         for order in orders:
-            self._of(order.request_id).learn(order)
+            loads = self._of(order.request_id)
+            if order.group < self._num_groups:
+                loads.learn(order)
+            else:
+                loads.side_uids.update(order.uids)
         self._written = [save for save in transfers.saves if save.from_staging]
         for request_id, num_staging in transfers.num_staging.items():
             self._of(request_id).resize_staging(num_staging)

@@ -82,7 +82,7 @@ class TransferRunner:
         self.fill: Callable[[list[int], bool], None] | None = None
         self._late_guard = late_guard
         self._num_groups = num_groups
-        self._tables = LoadTables()
+        self._tables = LoadTables(num_groups)
         self._loads: list[list[RunningLoad]] = [[] for _ in range(num_groups)]  # of this step
         # What each group loaded last, by tables, which only grow.
         self._last_loads: dict[int, tuple[list[tuple[str, LoadTable, int]], Copy]] = {}

@@ -143,6 +143,12 @@ class LayerwiseCoordinator(KVCacheCoordinatorNoPrefixCache):  # type: ignore[mis
             return []
         return (self.owner.park if request_id == self._kept else self.owner.pop)(request)
 
+    def arrives(self, request: Request) -> None:
+        """Take in that a request comes, before the scheduler knows it."""
+
+    def ends(self, request: Request) -> None:
+        """Take in that a request ends, before its blocks are freed."""
+
     def free(self, request_id: str) -> None:
         self.block_pool.free_blocks(reversed(self.pop_blocks_for_free(request_id)))
 

@@ -36,7 +36,12 @@ from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.transfers.losses import Losses
 from services.executor.blocks.transfers.moves import BlockMoves
 from services.executor.blocks.transfers.transfers import Transfers
-from services.executor.kv_options import KVOptions, check_supported, computes_prompts_whole
+from services.executor.kv_options import (
+    KVOptions,
+    caches_prefixes,
+    check_supported,
+    computes_prompts_whole,
+)
 from services.executor.plugin.connector import LayerwiseConnector
 from services.executor.scheduler.coordinator import LayerwiseCoordinator
 from services.executor.scheduler.engine_requests import told_length
@@ -53,7 +58,7 @@ from services.executor.stats.kv_stats import KVStats
 from services.executor.step_messages import StepFeedback
 from services.kit.telemetry import log as logging
 from services.pacing.cause import Cause
-from services.placement.blocks import STATE, BlockGeometry
+from services.placement.blocks import BlockGeometry
 from services.placement.presets import Run
 
 log = structlog.get_logger()
@@ -71,15 +76,14 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         if multiprocessing.parent_process() is not None:
             logging.configure("executor-engine", "info")
         config, manager = self.vllm_config, self.kv_cache_manager
-        self.kv_options = options = KVOptions.of(config)
+        options = KVOptions.of(config)
+        self.kv_options = options = replace(options, prefix_caching=caches_prefixes(config))
         check_supported(config)
         self._computes_prompts_whole = computes_prompts_whole(config)
         geometry = block_geometry(config, manager.kv_cache_config)
         kind = SideCoordinator if geometry.side_windows else LayerwiseCoordinator
         self._coordinator = kind.install(manager, max_in_flight_tokens=config.max_in_flight_tokens)
         self.block_owner = owner = self._make_owner(manager, geometry)
-        if owner.side_copies.are_needed:
-            self._has_sides(owner)
         shape = engine_shape(
             config,
             manager.kv_cache_config,
@@ -107,6 +111,9 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         self.retaining = Retaining(owner, self.kv_options)
         self._coordinator.owner, self._coordinator.draft = owner, self._draft
         self._coordinator.num_accepted = self._num_accepted
+        if isinstance(self._coordinator, SideCoordinator):
+            owner.blocks.notes_open = self.needs_kv_cache_zeroing
+            self._coordinator.begin(self.transfers.turn_ends, config)
         self._connect(manager)
         controller_options = ControllerOptions.of(config)
         self.set_up(controller_options, planner_of(controller_options))
@@ -133,20 +140,6 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         if policy is None:
             policy = run_policy_of(options)
         self.loop = StepLoop(options, self.line, planner, policy, time.monotonic)
-
-    def _has_sides(self, owner: BlockOwner) -> None:
-        """Take in that some groups never leave."""
-        windows = owner.geometry.side_windows
-        owner.blocks.notes_open = self.needs_kv_cache_zeroing
-        # Of windows and states there are copies where requests left: not at the end of a prefix.
-        self.kv_options = replace(self.kv_options, prefix_caching=False)
-        log.info(
-            "side_groups",
-            windows=sum(window != STATE for window in windows),
-            states=windows.count(STATE),
-            offloadable=owner.geometry.num_groups,
-            effect="prefixes are not cached, preempted requests are computed again",
-        )
 
     def _get_new_block_ids_to_zero(self) -> list[int] | None:
         return self.block_owner.blocks.take_open_ids() or None
@@ -283,8 +276,13 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         # vLLM hashes the blocks of every request wherever there is a connector.
         if not self.kv_options.prefix_caching:
             share_nothing(request)
+        self._coordinator.arrives(request)
         super().add_request(request)
         self.loop.changed()
+
+    def has_requests(self) -> bool:
+        """Return whether there are steps to run: what has ended may still have to be copied."""
+        return bool(super().has_requests()) or self.transfers.turn_ends.is_busy
 
     def _draft(self, record: RequestRecord[RequestKV], num_tokens: int) -> RequestKV:
         """Draft a request that asks for its first blocks."""
@@ -328,6 +326,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self.loop.ended(num_output_tokens=told_length(request))
         self.retaining.ended(request, time.monotonic())  # while its columns are there
+        self._coordinator.ends(request)
         return super()._free_request(request, *args, **kwargs)
 
     # -- what others see --------------------------------------------------------------------

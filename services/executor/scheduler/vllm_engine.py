@@ -108,7 +108,11 @@ class VllmEngine(EngineRequests):
         if not (num_keys := self._num_keys(request)):
             return ()
         record = self._owner.records[request.request_id]
-        return self._owner.trunks.find(record.prefix, request.block_hashes, num_keys)
+        columns = self._owner.trunks.find(record.prefix, request.block_hashes, num_keys)
+        if not self._owner.side_copies.are_needed:
+            return columns
+        num_columns, _ = self._transfers.turn_ends.find(columns, request.all_token_ids)
+        return columns[:num_columns]
 
     def coming_prefix(self, request: Request) -> Stretch | None:
         return self._coming(request, self.cached_prefix(request))
@@ -146,7 +150,11 @@ class VllmEngine(EngineRequests):
 
     def adopt_prefix(self, request: Request, columns: Sequence[Column]) -> None:
         record = self._owner.records[request.request_id]
+        _, anchor = self._transfers.turn_ends.find(columns, request.all_token_ids)
         self._owner.adopt_prefix(record, columns, request.block_hashes)
+        if anchor is not None:
+            assert record.kv is not None
+            self._transfers.turn_ends.begin_with(record.kv, anchor)
 
     # -- copies ------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ CONFIGURATION = (
     Stated(
         "vllm.config:CacheConfig",
         fields="block_size cache_dtype kv_cache_memory_bytes kv_sharing_fast_prefill "
-        "num_gpu_blocks",
+        "num_gpu_blocks prefix_caching_hash_algo",
     ),
     Stated("vllm.config:CompilationConfig", fields="cudagraph_mode static_forward_context"),
     Stated(

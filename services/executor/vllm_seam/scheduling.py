@@ -23,6 +23,7 @@ SCHEDULER = (
             "shutdown()",
         ),
         overrides="schedule update_from_output add_request make_stats reset_prefix_cache shutdown "
+        "has_requests "
         "_get_new_block_ids_to_zero _handle_blocked_waiting_request _preempt_request _free_request",
         fields="vllm_config requests running waiting kv_holding_waiting kv_cache_manager connector "
         "deferred_frees prev_step_scheduled_req_ids max_model_len max_num_active_reqs "
@@ -51,6 +52,7 @@ SCHEDULER = (
         calls=(
             "from_engine_core_request(request, block_hasher)",
             "append_output_token_ids(token_ids)",
+            "update_block_hashes()",
             "is_finished()",
             "get_finished_reason()",
             "take_events()",
@@ -87,6 +89,11 @@ BLOCKS = (
     ),
     Stated(f"{CORE}.kv_cache_utils:KVCacheBlock", fields="block_id ref_cnt is_null"),
     Stated(f"{CORE}.kv_cache_utils:BlockHash"),
+    Stated(
+        f"{CORE}.kv_cache_utils:get_request_block_hasher",
+        calls=("(hash_block_size, caching_hash_fn)",),
+    ),
+    Stated("vllm.utils.hashing:get_hash_fn_by_name", calls=("(hash_fn_name)",)),
     Stated(
         f"{CORE}.kv_cache_manager:KVCacheManager",
         fields="block_pool coordinator empty_kv_cache_blocks enable_kv_cache_events "

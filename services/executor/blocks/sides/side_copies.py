@@ -70,6 +70,7 @@ class SideCopies:
         self._sides.slide(kv.request_id, num_tokens=kv.num_tokens)
         copy.positions, copy.stage = positions, SideStage.LEAVES
         copy.slots = [[slots.pop() for _ in stretch] for stretch in positions]
+        copy.uids = [[kv.uid(position) for position in stretch] for stretch in positions]
         self._leaving[kv] = None
         return True
 
@@ -90,7 +91,7 @@ class SideCopies:
             SaveOrder(
                 kv.request_id,
                 index,
-                [kv.uid(position) for position in stretch],
+                list(copy.uids[index]),
                 list(copy.slots[index]),
                 [block.block_id for block in row[stretch.start : stretch.stop]],
                 from_staging=False,
@@ -157,7 +158,8 @@ class SideCopies:
         for index, stretch in enumerate(copy.positions):
             blocks: list[KVCacheBlock] = []
             if stretch:
-                restore_id, blocks = self._restores.order(kv, index, stretch, copy.slots[index])
+                uids, slots = copy.uids[index], copy.slots[index]
+                restore_id, blocks = self._restores.order(kv, index, uids, slots)
                 copy.under_way[restore_id] = blocks
             copy.targets.append(blocks)
         copy.stage = SideStage.COMES
@@ -224,6 +226,8 @@ class SideCopies:
             return
         self._let_go(kv, copy)
         self._host.give_back(kv.side_slots)
+        if copy.anchor is not None:
+            self._host.give_back(self._host.cache.anchors.release(copy.anchor))
         self._leaving.pop(kv, None)
         kv.side_copy = None
 

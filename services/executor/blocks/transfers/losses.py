@@ -6,6 +6,7 @@ on the scheduler's next message only.
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 
 import structlog
 
@@ -34,12 +35,17 @@ class Losses:
         """Take in a step's failures, before its saves are confirmed and its tokens are looked at.
 
         Returns the requests whose tokens from this step on are worthless. Those among them that
-        have KV must be freed before the next step is scheduled.
+        have KV must be freed before the next step is scheduled; those that have ended are by now.
         """
+        lost = self._lost_with(feedback)
+        self._transfers.turn_ends.drop(lost)
+        return lost
+
+    def _lost_with(self, feedback: StepFeedback) -> dict[str, FailureCause]:
         lost = {
             request_id: cause
             for request_id, cause in feedback.lost_requests.items()
-            if request_id in self._owner.records
+            if (request_id in self._owner.records or self._transfers.turn_ends.has(request_id))
             and not self._has_begun_anew(request_id, feedback.step)
         }
         lost |= self._lost_with_trunks(feedback.lost_requests)
@@ -140,7 +146,8 @@ class Losses:
 
 def uses(kv: RequestKV, block_ids: frozenset[int], slots: frozenset[int]) -> bool:
     """Return whether any of a request's KV is, or will be, in one of these."""
-    has_slot = not slots.isdisjoint(kv.side_slots)
+    copied = () if kv.side_copy is None else chain.from_iterable(kv.side_copy.slots)
+    has_slot = not slots.isdisjoint(copied)
     return (
         has_slot
         or any(not slots.isdisjoint(group.host_slots) for group in kv.groups)

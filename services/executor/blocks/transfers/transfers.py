@@ -13,6 +13,7 @@ from services.control.requests.life import State
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.holder import Holder
 from services.executor.blocks.residency import RequestKV, SideStage
+from services.executor.blocks.transfers.turn_ends import TurnEnds
 from services.executor.blocks.transfers.write_through import WriteThrough
 from services.executor.stats.kv_stats import KVStats, Residencies
 from services.executor.step_messages import StepFeedback, StepTransfers
@@ -34,6 +35,7 @@ class Transfers:
         self.owner = owner
         self.write_through = WriteThrough(owner, budget=write_budget)
         owner.trunks.splits.on_split = self.write_through.split
+        self.turn_ends = TurnEnds(owner, self.may_leave)
         self._num_ranks = num_ranks
         self._unsettled: dict[Holder, None] = {}
         self._num_ranks_done: Counter[int] = Counter()
@@ -56,12 +58,16 @@ class Transfers:
         )
 
     def settle(self) -> None:
-        """Act on completed copies: seal blocks, flip restored rows, end cancelled restores."""
+        """Act on completed copies: seal blocks, flip restored rows, end cancelled restores.
+
+        Requests that have ended leave, or begin to.
+        """
         self._complete_restores()
         for holder in self._unsettled:
             if self.owner.is_live(holder):
                 self.owner.seal(holder)
         self._unsettled.clear()
+        self.turn_ends.advance()
 
     def _complete_restores(self) -> None:
         done = {i for i, ranks in self._num_ranks_done.items() if ranks == self._num_ranks}
@@ -152,6 +158,7 @@ class Transfers:
         return (
             self.write_through.is_busy
             or self.owner.side_copies.is_busy
+            or self.turn_ends.is_busy
             or bool(self._unsettled)
             or bool(self.owner.restores.orphans)
             or self.num_restoring_blocks() > 0

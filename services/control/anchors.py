@@ -1,0 +1,134 @@
+"""Anchors: where a request may begin whose model has layers that keep a window of KV, or a state.
+
+Columns of the prefix cache (`prefix_cache.py`) are one slot per layer group that keeps all KV. What
+the other groups have belongs to one number of tokens; it is copied where turns end.
+"""
+
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Anchor:
+    """Windows, states and open blocks on the host, behind a chain of columns.
+
+    They belong to one number of tokens: those of the columns, and `tokens`.
+    """
+
+    key: Hashable  # of the last column before it
+    tokens: tuple[int, ...]  # behind that column
+    slots: tuple[int, ...]
+    copy: Any  # which slots have what, as its maker knows it
+    num_users: int = 0  # requests that have yet to take the step behind it
+    num_uses: int = 0
+    is_passed: bool = False  # the one request that began with it has left another, further on
+
+
+class Anchors:
+    """Anchors by the column before them; those that no request uses are as good as free."""
+
+    def __init__(self) -> None:
+        self.num_idle_slots = 0
+        self.num_evicted = 0  # since the start, with their columns or before
+        self._all: defaultdict[Hashable, list[Anchor]] = defaultdict(list)
+        self._passed: OrderedDict[Anchor, None] = OrderedDict()  # of the idle ones, these go first
+        self._idle: OrderedDict[Anchor, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._all.values()))
+
+    def behind(self, key: Hashable) -> Sequence[Anchor]:
+        """Return the anchors behind a column."""
+        return self._all.get(key, ())
+
+    def publish(self, anchor: Anchor) -> bool:
+        """Let requests begin with an anchor; False if there is one of the same tokens."""
+        if any(one.tokens == anchor.tokens for one in self.behind(anchor.key)):
+            return False
+        self._all[anchor.key].append(anchor)
+        self._rest(anchor)
+        return True
+
+    def use(self, anchor: Anchor) -> None:
+        """Count one more user."""
+        if not anchor.num_users:
+            self._wake(anchor)
+        anchor.num_users += 1
+        anchor.num_uses += 1
+
+    def release(self, anchor: Anchor) -> list[int]:
+        """Count one user less; return its slots if it is not found any more and has none left."""
+        anchor.num_users -= 1
+        if anchor.num_users:
+            return []
+        if anchor not in self.behind(anchor.key):
+            return list(anchor.slots)
+        self._rest(anchor)
+        return []
+
+    def passed(self, anchor: Anchor) -> None:
+        """Take in that a request which began with it has left another one, further on.
+
+        Where that was the only one the next turn begins further on, too.
+        """
+        if anchor.num_uses == 1 and not anchor.num_users and anchor in self._idle:
+            self._wake(anchor)
+            anchor.is_passed = True
+            self._rest(anchor)
+
+    def _rest(self, anchor: Anchor) -> None:
+        (self._passed if anchor.is_passed else self._idle)[anchor] = None
+        self.num_idle_slots += len(anchor.slots)
+
+    def _wake(self, anchor: Anchor) -> None:
+        del (self._passed if anchor.is_passed else self._idle)[anchor]
+        self.num_idle_slots -= len(anchor.slots)
+        anchor.is_passed = False
+
+    def evict_passed(self, num_slots: int) -> list[int]:
+        """Take the slots of idle anchors that conversations have passed, as `evict` does."""
+        return self._evict(self._passed, num_slots)
+
+    def evict(self, num_slots: int) -> list[int]:
+        """Take the slots of idle anchors, at least so many together, or all; return them."""
+        return self._evict(self._idle, num_slots)
+
+    def _evict(self, pile: OrderedDict[Anchor, None], num_slots: int) -> list[int]:
+        slots: list[int] = []
+        while len(slots) < num_slots and pile:
+            self.num_evicted += 1
+            slots.extend(self._forget(next(iter(pile))))
+        return slots
+
+    def forget_behind(self, key: Hashable) -> list[int]:
+        """Let the anchors behind a column go with it; return the slots of those not used."""
+        self.num_evicted += len(self.behind(key))
+        return [slot for anchor in [*self.behind(key)] for slot in self._forget(anchor)]
+
+    def forget(self, is_gone: Callable[[Anchor], bool]) -> list[int]:
+        """Let some not be found any more; return the slots of those that no request uses."""
+        gone = [one for anchors in self._all.values() for one in anchors if is_gone(one)]
+        return [slot for anchor in gone for slot in self._forget(anchor)]
+
+    def _forget(self, anchor: Anchor) -> Sequence[int]:
+        self._all[anchor.key].remove(anchor)
+        if not self._all[anchor.key]:
+            del self._all[anchor.key]
+        if anchor.num_users:
+            return ()
+        self._wake(anchor)
+        return anchor.slots
+
+    def check_integrity(self, used: Iterable[Anchor], columns: Container[Hashable]) -> list[int]:
+        """Assert that users are what was counted, and columns there; return every slot."""
+        num_users = Counter(used)
+        known = [one for anchors in self._all.values() for one in anchors]
+        everything = {*known, *num_users}
+        assert all(one.num_users == num_users[one] for one in everything), "an anchor's users"
+        assert all(key in columns for key in self._all), "an anchor without its columns"
+        idle = {one for one in known if not one.num_users}
+        assert idle == self._idle.keys() | self._passed.keys()
+        assert self.num_idle_slots == sum(len(one.slots) for one in idle)
+        return [slot for one in everything for slot in one.slots]
