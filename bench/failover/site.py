@@ -20,6 +20,7 @@ from lab.stack.ports import free_port
 MODEL = "exactness"
 ENGINE_STALL_S = 6.0  # lowered: what is measured is that it is kept
 LINK_STALL_S = 3.0
+FAILOVER_TIMEOUT_S = 600.0  # raised: starting an executor takes as long as the machine takes
 OVERLAP_TOKENS = 4  # that a moved answer's next executor generates again: a difference is an error
 
 
@@ -70,6 +71,7 @@ class Site:
             "EVENFLOW_GATEWAY_TRACKER": self._tracker,
             "EVENFLOW_GATEWAY_LINK_STALL_S": LINK_STALL_S,
             "EVENFLOW_GATEWAY_ENGINE_STALL_S": ENGINE_STALL_S,
+            "EVENFLOW_GATEWAY_FAILOVER_TIMEOUT_S": FAILOVER_TIMEOUT_S,
             "EVENFLOW_GATEWAY_FAILOVER_OVERLAP_TOKENS": OVERLAP_TOKENS,
         }
         with (

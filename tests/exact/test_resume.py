@@ -5,13 +5,14 @@ engine that goes on has their prompts in no cache, in its own cache with all of 
 the host; layers leave and come back, and requests pause and are parked, at random.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 import pytest
 
-from lab.engine.step_runner import EngineCase, StepRunner
+from lab.engine.step_runner import EngineCase, Hook, StepRunner
 from lab.engine.workloads import churn, holds, together
 from services.control.options import ControllerOptions
 from tests.exact.cases import SLOW_LINK, STANDING, make_case
@@ -88,12 +89,58 @@ def test_on_an_engine_that_has_the_whole_answer_in_its_cache(
     assert_continued(undisturbed, lengths, ask(plain, begun))
 
 
+TOKENS_AT_A_TIME = 6
+PARTS = {
+    f"{first} to {first + TOKENS_AT_A_TIME - 1}": range(first, first + TOKENS_AT_A_TIME)
+    for first in range(1, MAX_TOKENS + 1, TOKENS_AT_A_TIME)
+}
+
+
 @pytest.mark.nightly
-def test_behind_every_token(plain: StepRunner, undisturbed: Known) -> None:
-    for num_tokens in range(1, MAX_TOKENS + 1):
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_behind_every_token_of_every_answer(
+    plain: StepRunner, undisturbed: Known, part: range
+) -> None:
+    for num_tokens in part:
         begun, lengths = cut(undisturbed, partial(min, num_tokens))
 
         assert_continued(undisturbed, lengths, ask(plain, begun))
+
+
+def spread(known: Known) -> list[dict[str, int]]:
+    """Deal all numbers of tokens out, each to an answer that has so many: the n-th of each answer
+    makes the n-th round.
+    """
+    names, rounds = deque(known[0]), list[dict[str, int]]()
+    for num_tokens in range(1, MAX_TOKENS + 1):
+        name = next(one for one in names if len(known[1][one].ids) >= num_tokens)
+        names.remove(name)
+        names.append(name)
+        place = next((one for one in rounds if name not in one), None)
+        if place is None:
+            rounds.append(place := {})
+        place[name] = num_tokens
+    return rounds
+
+
+def at_random(runner: StepRunner) -> Hook | None:
+    """Return what moves layers, pauses and parks; a policy does by itself."""
+    return together(churn(7), holds(7)) if runner.case.controller is None else None
+
+
+def assert_continued_behind_every_token(known: Known, runner: StepRunner) -> None:
+    """Have an engine go on behind each number of tokens, in one of the answers."""
+    seen = set[int]()
+    for lengths in spread(known):
+        begun = {
+            name: replace(known[0][name], begun=tuple(known[1][name].ids[:length]))
+            for name, length in lengths.items()
+        }
+
+        assert_continued(known, lengths, ask(runner, begun, hook=at_random(runner)))
+
+        seen.update(lengths.values())
+    assert seen == {*range(1, MAX_TOKENS + 1)}
 
 
 NIGHTLY_PLAIN = {
@@ -112,6 +159,7 @@ def test_on_another_engine_that_keeps_its_own_blocks(undisturbed: Known, case: E
             begun, lengths = cut(undisturbed, num_known)
 
             assert_continued(undisturbed, lengths, ask(runner, begun))
+        assert_continued_behind_every_token(undisturbed, runner)
     finally:
         runner.close()
 
@@ -140,9 +188,14 @@ def test_while_layers_move_and_requests_pause_and_are_parked(
     layers: StepRunner, undisturbed: Known, num_known: Callable[[int], int]
 ) -> None:
     begun, lengths = cut(undisturbed, num_known)
-    hook = together(churn(7), holds(7)) if layers.case.controller is None else None
 
-    answers = ask(layers, begun, hook=hook)
+    answers = ask(layers, begun, hook=at_random(layers))
 
     assert_continued(undisturbed, lengths, answers)
+    assert_pool_is_whole(layers)
+
+
+@pytest.mark.nightly
+def test_behind_every_token_while_layers_move(layers: StepRunner, undisturbed: Known) -> None:
+    assert_continued_behind_every_token(undisturbed, layers)
     assert_pool_is_whole(layers)
