@@ -1967,6 +1967,13 @@ MUTATIONS = (
         DRAFTS_OF_A_HEAD,
     ),
     Mutation(
+        "a draft model writes over the first group's KV",
+        f"{EXECUTOR}/plugin/worker.py",
+        "        give_draft_model_its_table(self.model_runner)\n",
+        "",
+        ("tests/exact/test_drafts_with_kv.py", "-k", "draft-model and any_step"),
+    ),
+    Mutation(
         "copies that have not begun are complete",
         f"{EXECUTOR}/plugin/connector.py",
         "        if self._is_in_step:\n",

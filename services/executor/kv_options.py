@@ -28,7 +28,7 @@ COMPARED_KV_DTYPES = frozenset(
     {"auto", "float16", "bfloat16", "float32", "fp8", "fp8_e4m3", "fp8_e5m2"}
 )
 # How drafts are made that have been compared: from tokens alone, or by layers with KV of their own.
-DRAFTS_WITH_KV = ("eagle", "eagle3", "mtp")
+DRAFTS_WITH_KV = ("eagle", "eagle3", "mtp", "draft_model")
 DRAFTS = ("ngram", "suffix", "custom_class", *DRAFTS_WITH_KV)
 DRAFTS_WITHOUT = "serve it without --layerwise-kv: drafts and --policy evenflow work there"
 FREE_MEMORY_SHARE = 0.5  # of a machine's free memory: no more is taken for KV unasked

@@ -38,6 +38,12 @@ def eagle_drafts(head: Path, *, num_drafts: int = 3) -> dict[str, Any]:
     return {"method": "eagle", "model": str(head), "num_speculative_tokens": num_drafts}
 
 
+def draft_model_drafts(model: Path, *, num_drafts: int = 3) -> dict[str, Any]:
+    """Return vLLM's `speculative_config` with the draft model of a directory."""
+    config = eagle_drafts(model, num_drafts=num_drafts)
+    return {**config, "method": "draft_model"}
+
+
 def count_drafts(runner: StepRunner, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Return how many tokens are drafted and accepted from now on."""
     seen, count = Counter[str](), runner.scheduler.make_spec_decoding_stats

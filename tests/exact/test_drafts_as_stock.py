@@ -6,12 +6,17 @@ from typing import Any
 
 import pytest
 
-from lab.drafts import save_eagle_head
+from lab.drafts import save_draft_model, save_eagle_head
 from lab.engine.step_runner import StepRunner, stock
 from lab.engine.workloads import churn, mixed
 from lab.known_drafts import KNOWN, known_drafts
 from tests.exact.cases import make_case
-from tests.exact.drafts import count_drafts, eagle_drafts, known_answers
+from tests.exact.drafts import (
+    count_drafts,
+    draft_model_drafts,
+    eagle_drafts,
+    known_answers,
+)
 
 # Engines run in this process: their warnings are not ours to fail on.
 pytestmark = [
@@ -45,6 +50,15 @@ def test_drafts_of_a_drafter_without_kv(
     KNOWN.answers, KNOWN.right_frac = known_answers(), right_frac
 
     assert_as_stock(known_drafts(num_drafts=num_drafts), monkeypatch)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3])
+def test_drafts_of_a_draft_model(
+    num_drafts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_draft_model(tmp_path, num_layers=1)
+
+    assert_as_stock(draft_model_drafts(tmp_path, num_drafts=num_drafts), monkeypatch)
 
 
 @pytest.mark.parametrize("num_drafts", [1, 3, 5])

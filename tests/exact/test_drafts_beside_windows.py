@@ -80,6 +80,7 @@ def test_placements_that_change_at_any_step(
     assert_is_whole(runner)
 
 
+@pytest.mark.nightly
 def test_a_prompt_beyond_the_pool_is_answered(
     named: tuple[str, StepRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -356,7 +356,7 @@ def test_drafts_that_are_made_in_another_way_are_refused_by_name(
         monkeypatch.setattr(config, "speculative_config", drafting(method))
         check_supported(config)
 
-    for method in ("medusa", "draft_model", "ngram_gpu", "dflash"):
+    for method in ("medusa", "ngram_gpu", "dflash"):
         monkeypatch.setattr(config, "speculative_config", drafting(method))
         said = rf"decoding by {method}, only by .*without --layerwise-kv"
         with pytest.raises(ValueError, match=said):

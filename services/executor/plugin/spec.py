@@ -137,9 +137,10 @@ def layer_group_specs(
     drafts = {name: spec for name, spec in specs.items() if name in drafting}
     model = {name: spec for name, spec in specs.items() if name not in drafting}
     full, windows, states = _by_kind(model, max_model_len)
+    kinds = (full, windows, drafts, states)
     if drafts:
         assert max_model_len is not None
-        windows |= _always_kept(drafts, max_model_len)
+        windows = {**windows, **_always_kept(drafts, max_model_len)}
     full, windows = _of_one_page(full, windows)
     alike = {**full, **windows}
     if num_layers is not None and len(full) != num_layers:
@@ -148,10 +149,12 @@ def layer_group_specs(
             f"of {num_layers} have it"
         )
     if windows or states:
-        layers_per_group = common_layers_per_group(layers_per_group, full, windows, states)
+        layers_per_group = common_layers_per_group(layers_per_group, *kinds)
         if len(drafts) > layers_per_group:
             raise ValueError(
-                f"layer-wise KV needs the {len(drafts)} layers that make drafts in one layer group"
+                f"layer-wise KV needs the {len(drafts)} layers that make drafts in one layer group:"
+                " at least as many layers_per_group, where their number divides that of each kind "
+                "of the model's layers"
             )
     elif len(full) % layers_per_group:
         raise ValueError(

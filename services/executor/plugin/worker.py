@@ -1,10 +1,12 @@
 """What our workers add to vLLM's: layer groups at start-up, row edits before each step."""
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.spec_decode.draft_model import DraftModelProposer
 
 from services.executor.kv_options import KVOptions, check_supported
 from services.executor.plugin import draft_sampling
@@ -45,6 +47,7 @@ class LayerwiseWorkerMixin:
         return sum(weight.nbytes for weight in weights)
 
     def compile_or_warm_up_model(self) -> Any:
+        give_draft_model_its_table(self.model_runner)
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
         get_kv_transfer_group().start_pinning()
         return times
@@ -126,6 +129,28 @@ def drafting_layers(runner: Any) -> frozenset[str]:
             *getattr(second, "draft_attn_layer_names", ()),
         )
     )
+
+
+def give_draft_model_its_table(runner: Any) -> None:
+    """Let a draft model write to the blocks of its own layers, which are not the first group's.
+
+    vLLM's first model runner asks which group an EAGLE head's layer is in, and takes a draft
+    model's layers to be in the first one: they would write over the model's KV.
+    """
+    if not isinstance(getattr(runner, "drafter", None), DraftModelProposer):
+        return
+    build, group = runner._build_attention_metadata, runner.drafter.kv_cache_gid
+
+    def build_with_its_table(*, slot_mappings: Mapping[int, Any], **options: Any) -> Any:
+        metadata, common = build(slot_mappings=slot_mappings, **options)
+        if common is not None:
+            table = runner.input_batch.block_table[group]
+            common = copy(common)
+            common.block_table_tensor = table.block_table.gpu[: len(common.seq_lens)]
+            common.slot_mapping = slot_mappings[group][: common.num_actual_tokens]
+        return metadata, common
+
+    runner._build_attention_metadata = build_with_its_table
 
 
 def refuse_shared_kv(layers: Mapping[str, Any]) -> None:

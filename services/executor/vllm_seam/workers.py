@@ -99,8 +99,9 @@ PLUGIN = (
     ),
     Stated(
         f"{V1}.spec_decode.llm_base_proposer:SpecDecodeBaseProposer",
-        fields="_draft_attn_layer_names",
+        fields="_draft_attn_layer_names kv_cache_gid",
     ),
+    Stated(f"{V1}.spec_decode.draft_model:DraftModelProposer"),
     Stated(
         f"{V1}.cudagraph_dispatcher:CudagraphDispatcher",
         calls=("dispatch(num_tokens, *, invalid_modes)",),

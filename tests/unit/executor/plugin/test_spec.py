@@ -264,3 +264,7 @@ def test_layers_that_make_drafts_in_several_groups_are_refused() -> None:
         layer_group_specs({**specs, "f": WINDOW}, 1, max_model_len=4_096, drafting={"f"})
     pairs = layer_group_specs(specs, 2, max_model_len=4_096, drafting={"e", "f"})
     assert [spec.group_index for spec in pairs.values()] == [0, 0, 1, 1, 2, 2]
+    alone = layer_group_specs(  # windows and what makes drafts share no group, however many each
+        {**specs, "c": WINDOW, "d": WINDOW, "e": WINDOW}, 2, max_model_len=4_096, drafting={"f"}
+    )
+    assert [spec.group_index for spec in alone.values()] == [0, 1, 2, 3, 4, 5]

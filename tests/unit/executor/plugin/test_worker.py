@@ -7,10 +7,15 @@ import numpy as np
 import pytest
 import torch
 from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.spec_decode.draft_model import DraftModelProposer
 
 from services.executor.kv_options import CONFIG_KEY
 from services.executor.plugin import worker as worker_module
-from services.executor.plugin.worker import LayerwiseWorkerMixin, drafting_layers
+from services.executor.plugin.worker import (
+    LayerwiseWorkerMixin,
+    drafting_layers,
+    give_draft_model_its_table,
+)
 from services.executor.step_messages import RowEdit
 
 SPEC = FullAttentionSpec(block_size=16, num_kv_heads=8, head_size=64, dtype=torch.bfloat16)
@@ -55,7 +60,7 @@ def test_no_memory_is_pinned_in_the_background_before_graphs_are_captured(
             return "times"
 
     class Both(LayerwiseWorkerMixin, Captures):
-        pass
+        model_runner = object()
 
     connector = SimpleNamespace(start_pinning=lambda: order.append("pinning"))
     monkeypatch.setattr(worker_module, "get_kv_transfer_group", lambda: connector)
@@ -182,3 +187,35 @@ def test_the_layers_that_make_drafts_are_known_of_either_model_runner() -> None:
 
     found = [drafting_layers(one) for one in (first, second, without_kv, object())]
     assert found == [{"a"}, {"b"}, set(), set()]
+
+
+@pytest.mark.parametrize("group", [0, 2])
+def test_a_draft_model_has_its_own_groups_table(group: int) -> None:
+    drafter = object.__new__(DraftModelProposer)
+    drafter.kv_cache_gid = group
+    tables = [SimpleNamespace(block_table=SimpleNamespace(gpu=[n] * 8)) for n in range(3)]
+    first = SimpleNamespace(
+        seq_lens=[1, 1], num_actual_tokens=5, block_table_tensor=[0] * 2, slot_mapping=[0] * 5
+    )
+
+    def build(*, slot_mappings: Any, is_warm_up: bool = False) -> Any:
+        return {}, None if is_warm_up else first
+
+    head, model = (
+        SimpleNamespace(
+            drafter=one,
+            input_batch=SimpleNamespace(block_table=tables),
+            _build_attention_metadata=build,
+        )
+        for one in (object(), drafter)
+    )
+    for runner in (head, model):
+        give_draft_model_its_table(runner)
+
+    slots = {n: [10 * n] * 8 for n in range(3)}
+    assert head._build_attention_metadata is build
+    assert model._build_attention_metadata(slot_mappings=slots, is_warm_up=True) == ({}, None)
+    _, own = model._build_attention_metadata(slot_mappings=slots)
+    assert own.block_table_tensor == [group] * 2
+    assert own.slot_mapping == [10 * group] * 5
+    assert first.block_table_tensor == [0] * 2, "the layers' own"
