@@ -121,7 +121,7 @@ test-executors: $(STACK_NEEDS) ## executors in processes of their own
 	$(PYTEST) $(JUNIT)/executors.xml tests/executors
 
 test-chaos: $(STACK_NEEDS) ## whatever dies, hangs, ends and is cut off at random, under many requests
-	$(PYTEST) $(JUNIT)/chaos.xml -s tests/chaos
+	$(PYTEST) $(JUNIT)/chaos.xml --numprocesses=2 --dist=loadfile tests/chaos
 
 test-nodes: $(EXACT_NEEDS) ## engines over two network namespaces (root; 15 minutes): tokens are those of one process, nodes end with each other
 	$(PYTEST) $(JUNIT)/nodes.xml -s tests/nodes

@@ -175,11 +175,13 @@ def _deposit_s(line: Mapping[str, Any], answers: Mapping[str, Got]) -> float:
     return float((line["num_tokens"] - num_read) / RATE_TPS)
 
 
-def mend(site: Site, name: str, number: int) -> None:
-    """Have both executors serve again, of which one has seen a case."""
+def mend(site: Site, name: str, number: int, *, settle_s: float = SETTLE_S) -> None:
+    """Have both executors serve again, of which one has seen a case. What is silent stays so for
+    `settle_s`.
+    """
     place = site.place_in_log
     if site.broken is not None:
-        time.sleep(SETTLE_S)
+        time.sleep(settle_s)
         site.broken.__exit__(None, None, None)
         site.broken = None
         site.wait_connected(1, since=place)
