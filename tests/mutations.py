@@ -1633,7 +1633,7 @@ MUTATIONS = (
     Mutation(
         "side blocks without those in flight",
         "services/placement/blocks.py",
-        "-(-(window - 1 + num_in_flight) // size) + 1",
+        "-(-(window - 1 + num_new) // size) + 1",
         "-(-(window - 1) // size) + 1",
         SIDES,
     ),
@@ -2053,7 +2053,7 @@ MUTATIONS = (
     Mutation(
         "layers that make drafts leave",
         f"{EXECUTOR}/plugin/spec.py",
-        "windows |= _always_kept(drafts, max_model_len)",
+        "windows = {**windows, **_always_kept(drafts, max_model_len)}",
         "full |= drafts",
         ("tests/unit/executor/plugin/test_spec.py",),
     ),

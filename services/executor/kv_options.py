@@ -284,7 +284,7 @@ def _refusals_of_drafts(vllm_config: "VllmConfig") -> dict[str, bool]:
         ),
         f"speculative decoding and a model with states; {DRAFTS_WITHOUT}": model.is_hybrid,
         f"speculative decoding by {drafts.method} and sliding windows; {DRAFTS_WITHOUT}": (
-            drafts.method in DRAFTS_WITH_KV and keeps_less_kv(vllm_config)
+            drafts.method == "draft_model" and keeps_less_kv(vllm_config)
         ),
         f"speculative decoding and MLA; {DRAFTS_WITHOUT}": model.use_mla,
         f"speculative decoding by {drafts.method} and kv_cache_dtype={cache_dtype}": (

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -17,6 +17,7 @@ from tests.exact.drafts import (
     eagle_drafts,
     known_answers,
 )
+from tests.exact.kinds import kind_case, start
 
 # Engines run in this process: their warnings are not ours to fail on.
 pytestmark = [
@@ -24,6 +25,9 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),
     pytest.mark.timeout(900),
 ]
+
+
+Drafts: TypeAlias = dict[tuple[str, int], list[int]]
 
 
 def assert_as_stock(speculative: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,3 +72,34 @@ def test_drafts_of_a_head_with_kv(
     save_eagle_head(tmp_path)
 
     assert_as_stock(eagle_drafts(tmp_path, num_drafts=num_drafts), monkeypatch)
+
+
+def listen_to_drafts(scheduler: Any, patch: pytest.MonkeyPatch) -> Drafts:
+    """Return each request's drafts by the number of tokens before them, from now on."""
+    drafts, update = Drafts(), scheduler.update_draft_token_ids
+
+    def updated(made: Any) -> None:
+        update(made)
+        for request in scheduler.running:
+            if request.spec_token_ids:
+                drafts[request.request_id, request.num_tokens] = list(request.spec_token_ids)
+
+    patch.setattr(scheduler, "update_draft_token_ids", updated)
+    return drafts
+
+
+def test_drafts_of_a_head_beside_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head guesses hardly ever right: it is the drafts themselves that are compared."""
+    save_eagle_head(tmp_path)
+    case = kind_case("gpt_oss", num_blocks=500, speculative=eagle_drafts(tmp_path))
+    found: list[Drafts] = []
+    for one in (stock(case), case):
+        runner = start(one)
+        found.append(listen_to_drafts(runner.scheduler, monkeypatch))
+        outcome = runner.run(mixed(8), hook=None if one.kv is None else churn(1), check=False)
+        monkeypatch.undo()
+        runner.close()
+        assert outcome.num_preemptions == 0
+
+    assert len(found[0]) >= 100
+    assert found[0] == found[1]

@@ -33,7 +33,6 @@ CASES = {
     "gpt_oss-five-in-pairs": drafting("gpt_oss", 5, num_blocks=60, layers_per_group=2),
     "gemma3": drafting("gemma3", 3, num_blocks=128),
     "gemma4": drafting("gemma4", 3, num_blocks=96),
-    "llama4": drafting("llama4", 3, num_blocks=100),
 }
 
 
