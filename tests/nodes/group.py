@@ -1,5 +1,6 @@
 """An engine over two nodes: its leader here, its follower in the namespace."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from lab.stack.executor_process import ExecutorProcess
 from tests.nodes.network import LEADER_HOST, WITHIN, network
+from tests.nodes.strict_kv import ALONE, PATIENCE_S
+
+STRICT = ("tests.nodes.strict_leader", "tests.nodes.strict_follower")
 
 
 class Group:
@@ -20,19 +24,30 @@ class Group:
         self,
         folder: Path,
         *,
-        modules: tuple[str, str] = ("services.executor", "services.executor.follower"),
         of_follower: dict[str, object] | None = None,
         **settings: object,
     ) -> None:
-        """`modules`: of leader and follower. `of_follower`: settings that it has instead."""
+        """`of_follower`: settings that it has instead."""
+        alone = {ALONE: "yes"} if "EVENFLOW_TEST_END_S" in os.environ else {}
+        if not alone:
+            settings = {"GRPC_KEEPALIVE_S": PATIENCE_S, **settings}
         self.leader = ExecutorProcess(
-            folder / "leader.log", module=modules[0], HOST="0.0.0.0", NODES=2, **settings
+            folder / "leader.log",
+            module=STRICT[0],
+            environment=alone,
+            HOST="0.0.0.0",
+            NODES=2,
+            **settings,
         )
         port = self.leader.address.rpartition(":")[2]
         self.leader.settings["LEADER_ADDRESS"] = f"{LEADER_HOST}:{port}"
         shared = {**self.leader.settings, **(of_follower or {})}
         self.follower = ExecutorProcess(
-            folder / "follower.log", module=modules[1], within=WITHIN, **{**shared, "NODE_RANK": 1}
+            folder / "follower.log",
+            module=STRICT[1],
+            environment=alone,
+            within=WITHIN,
+            **{**shared, "NODE_RANK": 1},
         )
 
     @contextmanager
