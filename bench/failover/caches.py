@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from lab.stack.executor_process import ExecutorProcess
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 60.0
 ASKED = "vllm:prefix_cache_queries_total"
 # In the pool, and what of the rest a connector has elsewhere.
 FOUND = frozenset({"vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"})
@@ -33,15 +33,12 @@ def read(exposition: str) -> LookedUp:
 
 
 def looked_up(executors: Iterable[ExecutorProcess]) -> dict[int, LookedUp]:
-    """Return what was looked up so far, by the process ids of executors that answer."""
-    found = {}
-    for executor in executors:
-        try:
-            url = f"http://127.0.0.1:{executor.metrics_port}/metrics"
-            found[executor.process.pid] = read(httpx.get(url, timeout=TIMEOUT_S).text)
-        except httpx.HTTPError:  # it is dead
-            continue
-    return found
+    """Return what was looked up so far, by the executors' process ids. All must be serving."""
+    urls = {
+        executor.process.pid: f"http://127.0.0.1:{executor.metrics_port}/metrics"
+        for executor in executors
+    }
+    return {pid: read(httpx.get(url, timeout=TIMEOUT_S).text) for pid, url in urls.items()}
 
 
 def between(before: Mapping[int, LookedUp], after: Mapping[int, LookedUp]) -> LookedUp:

@@ -137,10 +137,11 @@ def _case(
 
     answers = asyncio.run(disturbed())
     moved = site.told("request_moved", since=place)
+    mend(site, name, 0)
     looked_up = caches.between(before, caches.looked_up(site.executors))
     felt = {asked.name: answers[asked.name].longest_gap_s > FELT_S for asked in requests}
     deposits = [_deposit_s(line, answers) for line in moved]
-    row = {
+    return {
         "case": name,
         "identical": sum(
             not got.error and got.said == expected[name].said for name, got in answers.items()
@@ -163,8 +164,6 @@ def _case(
             deposit > one["waited_s"] for deposit, one in zip(deposits, moved, strict=True)
         ),
     }
-    mend(site, name, 0)
-    return row
 
 
 def _deposit_s(line: Mapping[str, Any], answers: Mapping[str, Got]) -> float:
