@@ -1,6 +1,7 @@
 """What is each rule of `evenflow` worth? The same requests with one of them out of force."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -21,6 +22,10 @@ def _everybody(snapshot: Any, members: Any) -> frozenset[str]:
     return frozenset(request.request_id for request in members)
 
 
+def _as_they_came(queue: Iterable[Any], **given: Any) -> list[Any]:
+    return list(queue)
+
+
 def _rules(**given: Any) -> Change:
     return evenflow.decide, "__defaults__", (replace(evenflow.DEFAULT_RULES, **given),)
 
@@ -39,7 +44,7 @@ WITHOUT: Mapping[str, Change | None] = MappingProxyType(
         "room left stays empty": (evenflow._Draft, "fill_room", _always(None)),
         "pieces however few fit": (prompts, "holds_few", _always(False)),
         "chunks as vLLM's": (evenflow, "chunk_tokens", _always(None)),
-        "TTFT SLOs by arrival": (evenflow, "in_line", list),
+        "TTFT SLOs by arrival": (evenflow, "in_line", _as_they_came),
         "any number of prompts": _rules(most_prompts=512),
         "short pieces always": _rules(slow_frac=-1.0),
     }
@@ -52,10 +57,13 @@ REGIMES = (
 )
 
 
+def out_of_force(rules: str) -> AbstractContextManager[Any]:
+    """Return what takes a rule of WITHOUT out of force while it is entered."""
+    change = WITHOUT[rules]
+    return patch.object(*change) if change else nullcontext()
+
+
 def run(regime: str, rules: str, seed: int) -> Row:
     """Return the figures of one run with a rule out of force."""
-    change = WITHOUT[rules]
-    if change is None:
-        return measured(regime, "evenflow", seed)
-    with patch.object(*change):
+    with out_of_force(rules):
         return measured(regime, "evenflow", seed)

@@ -1,13 +1,15 @@
 """Rows of `bench.who_runs`."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bench.document import around_table
-from bench.who_runs import beside_people, sessions
-from bench.who_runs.__main__ import mean_of, measured
+from bench.who_runs import ablation, beside_people, sessions
+from bench.who_runs.__main__ import mean_of, measured, run
 from bench.who_runs.pages import FOUND, TABLES, beside_vllm, crossed, side_by_side
+from bench.who_runs.regimes import all_regimes
 
 RESULTS = Path(__file__).parents[3] / "docs/results"
 PAGES = {"joint": "policies.md", "people": "sessions.md"}  # of tables that are not their page's own
@@ -58,6 +60,15 @@ def test_agents_beside_people_say_where_ours_is_behind() -> None:
     )
     assert not beside_tier.endswith("behind")
     assert {len(cells) for cells in beside_people.table(rows)} == {11}
+
+
+@pytest.mark.parametrize("rules", ablation.WITHOUT)
+def test_each_rule_can_be_out_of_force(rules: str) -> None:
+    case = all_regimes()["demo, four at once"](1)
+    with ablation.out_of_force(rules):
+        record, _ = run(replace(case, requests=case.requests[:2]), "evenflow")
+
+    assert all(one.generated_s for one in record.outcomes)
 
 
 def test_people_come_while_agents_are_at_work() -> None:
