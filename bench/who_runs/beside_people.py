@@ -10,13 +10,12 @@ from dataclasses import replace
 from itertools import takewhile
 
 from bench.document import Row
-from bench.who_runs.cases import Case, Regime, deployed, lognormal, on_gpu
+from bench.who_runs.cases import Case, Regime, lognormal, on_gpu
 from bench.who_runs.reading import PEOPLE
-from bench.who_runs.sessions import AGENTS
+from bench.who_runs.sessions import AGENTS, pairs, places
 from simulator.workload import ArrivingRequest, drawn_requests, gamma_gaps
 
 POLICIES = ("vllm", "vllm@0.02", "vllm@0.05", "vllm-offloading", "evenflow")
-OURS = "evenflow"
 PROMPT_TOKENS, ANSWER_TOKENS = 2_000, 300  # of a person, means
 RATES_PER_S = (0.3, 0.6)  # of people
 WINDOW_S = 240.0  # the agents' time, where nothing waits: in which people come
@@ -35,16 +34,10 @@ DEFINITIONS = {
 
 def regimes() -> dict[str, Regime]:
     """Return the regimes by name."""
-    third = {"pool_tokens": AGENTS.third_tokens, "max_num_seqs": 64}
-    places = {
-        "8B, H100": deployed("llama-3-8b", "h100", **third),
-        "8B, 4090": deployed("llama-3-8b", "rtx-4090", max_num_seqs=64),
-        "70B, 4 x H100": deployed("llama-3-70b", "h100", num_devices=4, **third),
-    }
     name = f"{AGENTS.num_sessions} agents, people at"
     return {
         f"{place}, {name} {rate_per_s:g}/s": with_people(on_gpu(where, AGENTS.steps), rate_per_s)
-        for place, where in places.items()
+        for place, where in places().items()
         for rate_per_s in RATES_PER_S
     }
 
@@ -99,12 +92,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
     """Return a line for each regime and other policy: ours beside it."""
-    return [
-        _verdict(ours, other)
-        for ours in rows
-        for other in rows
-        if ours["policy"] == OURS and other["policy"] != OURS and other["regime"] == ours["regime"]
-    ]
+    return [_verdict(ours, other) for ours, other in pairs(rows)]
 
 
 def _verdict(ours: Row, other: Row) -> str:

@@ -10,11 +10,13 @@ from dataclasses import replace
 from bench.document import Row
 from bench.tool_agents import ToolAgents
 from bench.who_runs.cases import Regime, deployed, on_gpu
+from simulator.deployment import Deployment
 from simulator.sessions import AgentSessions, draw_sessions
 
 POLICIES = ("vllm", "vllm-offloading", "evenflow")
 OURS = "evenflow"
 AGENTS = ToolAgents()
+SMALL = "8B, 4090"
 DEFINITIONS = {
     "lambda": "bytes that the link moves in a resident decode step / bytes of the KV pool",
     "next TTFT": "from the arrival of a step that follows another to its first token, in seconds",
@@ -26,22 +28,27 @@ DEFINITIONS = {
 }
 
 
+def places() -> dict[str, Deployment]:
+    """Return where the agents are, by name: with a pool for a third of them, or the card's own."""
+    third = {"pool_tokens": AGENTS.third_tokens, "max_num_seqs": 64}
+    return {
+        "8B, H100": deployed("llama-3-8b", "h100", **third),
+        SMALL: deployed("llama-3-8b", "rtx-4090", max_num_seqs=64),
+        "70B, 4 x H100": deployed("llama-3-70b", "h100", num_devices=4, **third),
+    }
+
+
 def regimes() -> dict[str, Regime]:
     """Return the regimes by name."""
-    third = {"pool_tokens": AGENTS.third_tokens, "max_num_seqs": 64}
-    h100 = deployed("llama-3-8b", "h100", **third)
-    small = deployed("llama-3-8b", "rtx-4090", max_num_seqs=64)
-    large = deployed("llama-3-70b", "h100", num_devices=4, **third)
     name = f"{AGENTS.num_sessions} agents of {AGENTS.num_steps} steps, 2k + 6k"
     found: dict[str, Regime] = {
-        f"{place}, {name}": on_gpu(where, AGENTS.steps)
-        for place, where in (("8B, H100", h100), ("8B, 4090", small), ("70B, 4 x H100", large))
+        f"{place}, {name}": on_gpu(where, AGENTS.steps) for place, where in places().items()
     }
     tenth = AgentSessions(num_steps=30).scaled(0.1)
     helped = replace(tenth, branch_frac=0.1, subagent_frac=0.05, shared_tokens=1_000)
     for name, drawn_by in (("", tenth), (", branches, sub-agents", helped)):
-        found[f"8B, 4090, 12 published sessions, a tenth of the tokens{name}"] = on_gpu(
-            small, lambda seed, by=drawn_by: draw_sessions(by, 12, seed=seed)
+        found[f"{SMALL}, 12 published sessions, a tenth of the tokens{name}"] = on_gpu(
+            places()[SMALL], lambda seed, by=drawn_by: draw_sessions(by, 12, seed=seed)
         )
     whole = deployed("llama-3-70b", "h100", num_devices=8, max_num_seqs=64)
     found["70B, 8 x H100, 12 published sessions"] = on_gpu(
@@ -74,10 +81,11 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
     """Return a line for each regime and other policy: ours beside it."""
-    return [_verdict(ours, other) for ours, other in _pairs(rows)]
+    return [_verdict(ours, other) for ours, other in pairs(rows)]
 
 
-def _pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
+    """Yield our row of each regime and one of another policy."""
     for ours in (row for row in rows if row["policy"] == OURS):
         for other in rows:
             if other["regime"] == ours["regime"] and other["policy"] != OURS:
