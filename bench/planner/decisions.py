@@ -23,12 +23,12 @@ from services.control.admission import Admission
 from services.control.counters import Counters
 from services.control.measures.rates import Rates
 from services.control.order.line import Line
-from services.control.prefix_cache import Column, PrefixCache
+from services.control.prefixes.prefix_cache import Column, PrefixCache
+from services.control.prefixes.shared_prefixes import Stretch
 from services.control.requests.life import State
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import Need
-from services.control.shared_prefixes import Stretch
 from services.pacing.request_buffer import RequestBuffer
 from services.pacing.types import ServiceLevel
 from services.placement.presets import preset_of

@@ -16,12 +16,12 @@ from services.control.measures.rates import Rates
 from services.control.options import ControllerOptions
 from services.control.order.fair_shares import FairShares
 from services.control.order.run_order import RunOrder
+from services.control.prefixes.shared_prefixes import shared_prefixes
 from services.control.requests.life import State
 from services.control.requests.request_ledger import RequestLedger
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import SchedulerRequest
 from services.control.run_log import RunLog
-from services.control.shared_prefixes import shared_prefixes
 from services.control.step_meter import StepMeter
 from services.placement.presets import Run
 from services.placement.run.newcomers import Claim, in_shares

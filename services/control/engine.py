@@ -8,11 +8,11 @@ from typing import Protocol, TypeVar
 
 from services.control.kv import KVT
 from services.control.measures.link_rate import LinkRate
-from services.control.prefix_cache import Column
+from services.control.prefixes.prefix_cache import Column
+from services.control.prefixes.shared_prefixes import Stretch
 from services.control.requests.request_record import RequestRecord
 from services.control.requests.request_state import SchedulerRequest
 from services.control.room.capacity_guard import Need
-from services.control.shared_prefixes import Stretch
 from services.control.types import Links
 from services.placement.types import EngineShape
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from services.control.kv import holders_of
+from services.control.prefixes.trunks import num_duplicate_blocks, own_columns
 from services.control.requests.life import State
-from services.control.trunks import num_duplicate_blocks, own_columns
 from simulator.engine.scheduler import Scheduler
 
 MAX_SAMPLES = 512  # kept of a run, at least half of it once there were so many steps

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from services.control.counters import Counters
 from services.control.measures.rates import Rates
 from services.control.order.line import Line
-from services.control.prefix_cache import Column
+from services.control.prefixes.prefix_cache import Column
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import (

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 from services.control.kv import holders_of
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.rates import MAX_MIRRORED_BLOCKS
-from services.control.prefix_cache import Column
+from services.control.prefixes.prefix_cache import Column
+from services.control.prefixes.shared_prefixes import Stretch, behind
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import Need
-from services.control.shared_prefixes import Stretch, behind
 from services.control.types import Links
 from services.placement.types import EngineShape
 from simulator.device.copies import Lane

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from services.control.counters import Counters
-from services.control.prefix_cache import Column, PrefixCache
+from services.control.prefixes.prefix_cache import Column, PrefixCache
 from services.placement.types import RequestId
 from simulator.memory.blocks import BlockLedger
 

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from services.control.kv import KVView
-from services.control.prefix_cache import Column
+from services.control.prefixes.prefix_cache import Column
 from services.placement.blocks import BlockGeometry, side_blocks
 from services.placement.layer_placement import LayerPlacement
 from simulator.device.copies import RESTORE, CopyJob

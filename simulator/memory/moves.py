@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
+from services.control.prefixes.trunks import give_up, hold
 from services.control.requests.request_record import RequestRecord
 from services.control.room.moves import Loading
-from services.control.trunks import give_up, hold
 from services.placement.blocks import (
     RESIDENT,
     BlockGeometry,

@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from services.control.counters import Counters
-from services.control.prefix_cache import Column, num_alike
-from services.control.shared_prefixes import Stretch
-from services.control.trunks import Sharing, give_up, own_columns, put_before, stretches
+from services.control.prefixes.prefix_cache import Column, num_alike
+from services.control.prefixes.shared_prefixes import Stretch
+from services.control.prefixes.trunks import Sharing, give_up, own_columns, put_before, stretches
 from services.placement.blocks import BlockGeometry
 from services.placement.types import RequestId
 from simulator.device.copies import CopyJob

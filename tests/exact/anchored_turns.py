@@ -13,7 +13,7 @@ import pytest
 from lab.engine.conversations import BRANCH, NUM_ANSWER_TOKENS, SALTED, TWIN, conversations
 from lab.engine.step_runner import Arrival, Outcome, StepRunner, first_difference, make_prompt
 from lab.engine.workloads import churn, fixed, random_way, together, with_aborts
-from services.control.anchors import Anchor
+from services.control.prefixes.anchors import Anchor
 from services.executor.blocks.transfers.turn_ends import TurnEnds
 from tests.exact.cached_prefixes import room_for
 from tests.exact.cases import num_groups

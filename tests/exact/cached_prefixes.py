@@ -18,7 +18,7 @@ from lab.engine.conversations import BRANCH, SALTED, STEPS_PER_TURN, TWIN, conve
 from lab.engine.step_runner import Arrival, Hook, Outcome, StepRunner, first_difference, make_prompt
 from lab.engine.workloads import churn, fixed, random_way, together
 from services.control.measures.rates import MAX_MIRRORED_BLOCKS
-from services.control.prefix_cache import Column
+from services.control.prefixes.prefix_cache import Column
 from services.executor.blocks.host_pool import SlotPromise
 from services.executor.blocks.pool_blocks import Position
 from services.executor.request_tag import KeptTokens, with_kept

@@ -5,7 +5,7 @@ from typing import Generic
 
 from services.control.engine import Engine, RequestT
 from services.control.kv import KVT, is_whole
-from services.control.prefix_cache import Column
+from services.control.prefixes.prefix_cache import Column
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import Need

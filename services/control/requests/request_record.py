@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import Generic
 
 from services.control.kv import KVT
-from services.control.prefix_cache import FoundPrefix
+from services.control.prefixes.prefix_cache import FoundPrefix
 from services.control.requests.life import EDGES, OF_READERS, Hold, State
 from services.pacing.request_buffer import RequestBuffer
 from services.placement.layer_placement import LayerPlacement

@@ -16,9 +16,9 @@ from itertools import chain
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
-from services.control.prefix_cache import Column, num_complete
+from services.control.prefixes.prefix_cache import Column, num_complete
+from services.control.prefixes.trunks import give_up, num_duplicate_blocks, own_columns
 from services.control.requests.request_record import RequestRecord
-from services.control.trunks import give_up, num_duplicate_blocks, own_columns
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.growth import Growth
 from services.executor.blocks.holder import GroupKV, Holder

@@ -23,7 +23,7 @@ from itertools import chain, pairwise
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from services.control.kv import KVView
-from services.control.prefix_cache import Column, num_complete
+from services.control.prefixes.prefix_cache import Column, num_complete
 from services.placement.layer_placement import LayerPlacement
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from vllm.v1.core.kv_cache_utils import BlockHash
 
-from services.control.anchors import Anchor
 from services.control.counters import Counters
-from services.control.prefix_cache import Column, FoundPrefix, PrefixCache
+from services.control.prefixes.anchors import Anchor
+from services.control.prefixes.prefix_cache import Column, FoundPrefix, PrefixCache
 
 
 @dataclass(slots=True, eq=False)

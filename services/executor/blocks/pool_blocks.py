@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from services.control.prefix_cache import Column
+from services.control.prefixes.prefix_cache import Column
 from services.executor.blocks.step_orders import StepOrders
 
 Position = Sequence[KVCacheBlock | None]  # a block position's block in each layer group, if any

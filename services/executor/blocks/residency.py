@@ -16,7 +16,7 @@ from enum import Enum
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
-from services.control.anchors import Anchor
+from services.control.prefixes.anchors import Anchor
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.host_pool import SlotPromise

@@ -10,8 +10,8 @@ from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
-from services.control.prefix_cache import num_complete
-from services.control.retention import RetentionBudget
+from services.control.prefixes.prefix_cache import num_complete
+from services.control.prefixes.retention import RetentionBudget
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.kv_holders import HoldingSession
 from services.executor.kv_options import KVOptions

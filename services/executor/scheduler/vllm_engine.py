@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from vllm.v1.request import Request
 
 from services.control.measures.link_rate import LinkRate
-from services.control.prefix_cache import Column
+from services.control.prefixes.prefix_cache import Column
+from services.control.prefixes.shared_prefixes import Stretch, behind
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import CapacityGuard, Need
-from services.control.shared_prefixes import Stretch, behind
 from services.control.types import Links
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.residency import RequestKV

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash
 
-from services.control.prefix_cache import Column, FoundPrefix
+from services.control.prefixes.prefix_cache import Column, FoundPrefix
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.block_owner import BlockOwner

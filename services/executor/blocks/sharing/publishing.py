@@ -5,9 +5,9 @@ from collections.abc import Hashable, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash
 
-from services.control.prefix_cache import NO_SLOT, Column
+from services.control.prefixes.prefix_cache import NO_SLOT, Column
+from services.control.prefixes.shared_prefixes import Stretch
 from services.control.requests.life import State
-from services.control.shared_prefixes import Stretch
 from services.executor.blocks.growth import Growth
 from services.executor.blocks.holder import Holder
 from services.executor.blocks.host_pool import HostPool

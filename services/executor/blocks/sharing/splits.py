@@ -6,7 +6,7 @@ layer group; groups that come back in part begin that anew.
 
 from collections.abc import Callable
 
-from services.control.trunks import own_columns, put_before
+from services.control.prefixes.trunks import own_columns, put_before
 from services.executor.blocks.holder import GroupKV, Holder, Restore
 from services.executor.blocks.residency import Trunk, users_of
 from services.executor.blocks.restores import Restores

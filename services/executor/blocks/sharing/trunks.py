@@ -22,10 +22,10 @@ from itertools import islice, takewhile
 
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
-from services.control.prefix_cache import Column, FoundPrefix, num_alike, num_complete
+from services.control.prefixes.prefix_cache import Column, FoundPrefix, num_alike, num_complete
+from services.control.prefixes.shared_prefixes import Stretch
+from services.control.prefixes.trunks import Sharing, give_up, hold, own_columns, stretches
 from services.control.requests.life import State
-from services.control.shared_prefixes import Stretch
-from services.control.trunks import Sharing, give_up, hold, own_columns, stretches
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.host_pool import HostPool, SlotPromise
 from services.executor.blocks.pool_blocks import PoolBlocks

@@ -10,7 +10,7 @@ from itertools import chain
 
 import structlog
 
-from services.control.trunks import own_columns
+from services.control.prefixes.trunks import own_columns
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.failures import note_failed_saves
 from services.executor.blocks.holder import Holder

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterable, Sequence
 
+from services.control.prefixes.trunks import give_up, hold
 from services.control.requests.request_record import RequestRecord
 from services.control.room.moves import Loading
-from services.control.trunks import give_up, hold
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.residency import RequestKV

@@ -10,8 +10,8 @@ back at the very token, as if it had been parked there.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from services.control.anchors import Anchor
-from services.control.prefix_cache import Column
+from services.control.prefixes.anchors import Anchor
+from services.control.prefixes.prefix_cache import Column
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.block_owner import BlockOwner

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from services.control.shared_prefixes import Stretch
+from services.control.prefixes.shared_prefixes import Stretch
 
 
 class _Block(NamedTuple):

@@ -13,11 +13,11 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
 from services.control.measures.link_rate import LinkRate
-from services.control.prefix_cache import Column
+from services.control.prefixes.prefix_cache import Column
+from services.control.prefixes.shared_prefixes import Stretch
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import Need
-from services.control.shared_prefixes import Stretch
 from services.control.types import Links
 from services.executor.blocks.residency import RequestKV
 from services.executor.kv_options import max_num_active_seqs

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from vllm.v1.core.kv_cache_utils import BlockHash
 
 from services.control.counters import Counters
-from services.control.prefix_cache import Column, FoundPrefix, PrefixCache
+from services.control.prefixes.prefix_cache import Column, FoundPrefix, PrefixCache
 from services.executor.blocks.host_pool import HostPool, SlotPromise
 from tests.unit.executor.simulated_ranks import found_in, keys_of
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from services.control.shared_prefixes import Stretch, shared_prefixes
+from services.control.prefixes.shared_prefixes import Stretch, shared_prefixes
 from services.executor.scheduler.plain.common_prefixes import CommonPrefixes
 
 

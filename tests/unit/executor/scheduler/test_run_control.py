@@ -5,7 +5,7 @@ from vllm.v1.request import RequestStatus
 
 from lab.engine.orders import pause, resume
 from services.control.admission import Admission
-from services.control.shared_prefixes import Stretch
+from services.control.prefixes.shared_prefixes import Stretch
 from services.executor.scheduler import run_control
 from services.executor.scheduler.recovery import share_nothing
 from services.executor.scheduler.scheduler import AsyncLayerwiseScheduler

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from services.control.prefix_cache import num_complete
+from services.control.prefixes.prefix_cache import num_complete
 from services.control.requests.life import State
 from services.control.room.resumes import num_host_tokens
 from services.executor.blocks.pool_blocks import PoolBlocks

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.control.prefix_cache import num_complete
+from services.control.prefixes.prefix_cache import num_complete
+from services.control.prefixes.shared_prefixes import Stretch
 from services.control.requests.life import State
 from services.control.room.resumes import num_host_tokens
-from services.control.shared_prefixes import Stretch
 from services.executor.blocks.holder import Holder
 from services.executor.blocks.residency import RequestKV, Trunk
 from services.executor.blocks.sharing.trunks import Trunks

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 from vllm.v1.core.kv_cache_utils import BlockHash
 
-from services.control.anchors import Anchor
+from services.control.prefixes.anchors import Anchor
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.residency import RequestKV, SideStage
 from services.executor.blocks.transfers.losses import Losses

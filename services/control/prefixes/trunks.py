@@ -10,8 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
-from services.control.prefix_cache import Column, num_alike
-from services.control.shared_prefixes import Stretch
+from services.control.prefixes.prefix_cache import Column, num_alike
+from services.control.prefixes.shared_prefixes import Stretch
 
 MIN_TRUNK_TOKENS = 256  # what is shorter each request has for itself
 

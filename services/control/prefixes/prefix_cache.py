@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any
 
-from services.control.anchors import Anchor, Anchors
 from services.control.counters import Counters
-from services.control.retention import Retention, RetentionBudget
+from services.control.prefixes.anchors import Anchor, Anchors
+from services.control.prefixes.retention import Retention, RetentionBudget
 
 NO_SLOT = -1  # stands for the slot of a block that has no room on the host
 

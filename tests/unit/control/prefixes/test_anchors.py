@@ -2,9 +2,9 @@
 
 import pytest
 
-from services.control.anchors import Anchor
 from services.control.counters import Counters
-from services.control.prefix_cache import Column, PrefixCache
+from services.control.prefixes.anchors import Anchor
+from services.control.prefixes.prefix_cache import Column, PrefixCache
 
 PER_COLUMN, PER_ANCHOR = 2, 3  # slots
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.control.shared_prefixes import Stretch, shared_prefixes
+from services.control.prefixes.shared_prefixes import Stretch, shared_prefixes
 
 SOURCES = "abc"
 

@@ -7,8 +7,8 @@ from math import ceil
 
 import pytest
 
-from services.control.prefix_cache import Column
-from services.control.retention import MAX_SESSIONS, Retention, RetentionBudget
+from services.control.prefixes.prefix_cache import Column
+from services.control.prefixes.retention import MAX_SESSIONS, Retention, RetentionBudget
 from services.executor.blocks.host_pool import HostPool, SlotPromise
 
 NUM_GROUPS, NUM_SLOTS = 2, 24
