@@ -312,7 +312,7 @@ def test_a_full_host_pool_costs_recomputes_and_no_token(
     monkeypatch.setattr(
         owner.host,
         "check_integrity",
-        lambda owned, promises, used: check(owned, [*promises, somebody_elses], used),
+        lambda owned, promises, *used: check(owned, [*promises, somebody_elses], *used),
     )
     num_dropped = owner.counters.num_dropped_copies
     try:
