@@ -120,12 +120,12 @@ def assert_complete(pair: tuple[Received, Received], reference: Received, num_to
 
 
 def num_in_engine(stack: Stack) -> int:
-    """Return how many requests the engine has; -1 while it does not answer."""
+    """Return how many requests run in the engine, or have yet to; -1 while it does not answer."""
     with grpc.insecure_channel(stack.address("executor")) as channel:
         try:
-            load = executor_pb2_grpc.ExecutorServiceStub(channel).GetLoad(
-                executor_pb2.GetLoadRequest(), timeout=RPC_TIMEOUT_S
+            info = executor_pb2_grpc.ExecutorServiceStub(channel).GetModelInfo(
+                executor_pb2.GetModelInfoRequest(), timeout=RPC_TIMEOUT_S
             )
         except grpc.RpcError:
             return -1
-    return int(load.num_running_reqs + load.num_waiting_reqs)
+    return int(info.load.num_running_reqs + info.load.num_newcomers)
