@@ -5,6 +5,7 @@ The machines' k-th token is a function of prompt, seed and k (`tests/machine.py`
 
 import asyncio
 import functools
+import itertools
 import json
 import re
 import sys
@@ -810,6 +811,20 @@ def beat(machine: Machine, num_steps: int) -> None:
     machine.session.send()
 
 
+@asynccontextmanager
+async def stepping(machine: Machine) -> AsyncIterator[None]:
+    """Have a machine say again and again that its engine makes steps, also of a slow test."""
+
+    async def step() -> None:
+        for number in itertools.count(8):
+            beat(machine, number)
+            await asyncio.sleep(0.1)
+
+    task = asyncio.create_task(step())
+    yield
+    task.cancel()
+
+
 @pytest.mark.logs("executor_lost")
 async def test_an_executor_that_says_nothing_is_given_up() -> None:
     expected = await streams_undisturbed(2)
@@ -834,26 +849,24 @@ async def test_an_engine_that_makes_no_step_while_readers_wait_is_given_up() -> 
     first, second = Machine(0), Machine(1)
     first.goes_on.clear()
     second.goes_on.clear()
-    async with running(first, second, engine_stall_s=1.0) as client:
+    async with running(first, second, engine_stall_s=2.0) as client:
         streams = await streams_midway(client, 2)
-        number = 7
-        while not second.resumed:
-            number += 1
-            beat(first, 7)
-            beat(second, number)
-            await asyncio.sleep(0.1)
-        second.goes_on.set()
-        assert list(await asyncio.gather(*streams)) == expected
+        async with stepping(second):
+            while not second.resumed:
+                beat(first, 7)
+                await asyncio.sleep(0.1)
+            second.goes_on.set()
+            assert list(await asyncio.gather(*streams)) == expected
 
-        await first.until(lambda: len(first.epochs) == 2)  # its front goes on, and its engine hangs
-        await first.until(lambda: len(first.submits) == 2)
-        probe, num_submits = first.submits[-1], len(second.submits)
-        await asyncio.gather(*(ask_for_stream(client, f"s{k}") for k in range(3)))
-        assert (probe.sampling.max_tokens, len(probe.token_ids.ids)) == (1, 1)
-        assert len(second.submits) == num_submits + 3
-        first.goes_on.set()
-        while len(first.submits) == 2:
-            await ask_for_stream(client, "again")
+            await first.until(lambda: len(first.epochs) == 2)  # its front goes on, its engine hangs
+            await first.until(lambda: len(first.submits) == 2)
+            probe, num_submits = first.submits[-1], len(second.submits)
+            await asyncio.gather(*(ask_for_stream(client, f"s{k}") for k in range(3)))
+            assert (probe.sampling.max_tokens, len(probe.token_ids.ids)) == (1, 1)
+            assert len(second.submits) == num_submits + 3
+            first.goes_on.set()
+            while len(first.submits) == 2:
+                await ask_for_stream(client, "again")
     assert len(second.epochs) == 1
 
 
