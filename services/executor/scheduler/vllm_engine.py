@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.request import Request
 
 from services.control.measures.link_rate import LinkRate
+from services.control.prefixes.anchors import Anchor
 from services.control.prefixes.prefix_cache import Column
 from services.control.prefixes.shared_prefixes import Stretch, behind
 from services.control.requests.life import State
@@ -109,10 +110,18 @@ class VllmEngine(EngineRequests):
             return ()
         record = self._owner.records[request.request_id]
         columns = self._owner.trunks.find(record.prefix, request.block_hashes, num_keys)
+        return self._anchored(request, columns)[0]
+
+    def _anchored(
+        self, request: Request, columns: Sequence[Column]
+    ) -> tuple[Sequence[Column], Anchor | None]:
+        """Return the columns that a request may begin with, and the anchor behind them, if any is
+        needed there.
+        """
         if not self._owner.side_copies.are_needed:
-            return columns
-        num_columns, _ = self._transfers.turn_ends.find(columns, request.all_token_ids)
-        return columns[:num_columns]
+            return columns, None
+        num_columns, anchor = self._transfers.turn_ends.find(columns, request.all_token_ids)
+        return columns[:num_columns], anchor
 
     def coming_prefix(self, request: Request) -> Stretch | None:
         return self._coming(request, self.cached_prefix(request))
@@ -150,7 +159,7 @@ class VllmEngine(EngineRequests):
 
     def adopt_prefix(self, request: Request, columns: Sequence[Column]) -> None:
         record = self._owner.records[request.request_id]
-        _, anchor = self._transfers.turn_ends.find(columns, request.all_token_ids)
+        _, anchor = self._anchored(request, columns)
         self._owner.adopt_prefix(record, columns, request.block_hashes)
         if anchor is not None:
             assert record.kv is not None
