@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
 from lab.stack.executor_process import ExecutorProcess
+from lab.stack.metrics import sums_by_name
 
 TIMEOUT_S = 60.0
 ASKED = "vllm:prefix_cache_queries_total"
@@ -24,12 +24,8 @@ class LookedUp:
 
 def read(exposition: str) -> LookedUp:
     """Return what an executor's metrics say, in Prometheus' text format."""
-    num_tokens = num_found = 0
-    for family in text_string_to_metric_families(exposition):
-        for sample in family.samples:
-            num_tokens += int(sample.value) if sample.name == ASKED else 0
-            num_found += int(sample.value) if sample.name in FOUND else 0
-    return LookedUp(num_tokens, num_found)
+    sums = sums_by_name(exposition)
+    return LookedUp(int(sums.get(ASKED, 0)), int(sum(sums.get(name, 0) for name in FOUND)))
 
 
 def looked_up(executors: Iterable[ExecutorProcess]) -> dict[int, LookedUp]:

@@ -13,7 +13,6 @@ from itertools import count
 import httpx
 import psutil
 from grpc import aio
-from prometheus_client.parser import text_string_to_metric_families
 
 from bench.document import Benchmark, Row
 from bench.gateway.processes import cpu_s, running, wait_until
@@ -21,6 +20,7 @@ from bench.gateway.streams import GATEWAY_CORE, OTHER_CORE, gateway_settings
 from bench.gateway.synthetic_executor import EnginelessExecutor
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
+from lab.stack.metrics import sums_by_name
 from lab.stack.ports import free_port
 from services.kit.rpc import Context
 
@@ -94,12 +94,7 @@ def _num_connected(metrics_port: int) -> int:
         page = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", timeout=5).text
     except httpx.HTTPError:
         return 0
-    return sum(
-        sample.value == 1.0
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if sample.name == "evenflow_gateway_executor_connected"
-    )
+    return int(sums_by_name(page).get("evenflow_gateway_executor_connected", 0))
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:

@@ -10,11 +10,11 @@ import grpc
 import httpx
 import pytest
 from grpc import aio
-from prometheus_client.parser import text_string_to_metric_families
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from evenflow.tracker.v1 import tracker_pb2 as tracker_pb
+from lab.stack.metrics import sums_by_name
 from lab.stack.processes import RPC_TIMEOUT_S, Stack, wait_until
 from tests.clients import recorded
 from tests.drawn_requests import Drawn, Moment, abandon, draw
@@ -77,11 +77,7 @@ class Watcher:
 def metrics_of(stack: Stack, name: str) -> dict[str, float]:
     """Return a process' figures, summed over labels."""
     text = httpx.get(f"http://{stack.address(name)}/metrics", timeout=RPC_TIMEOUT_S).text
-    figures: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            figures[sample.name] = figures.get(sample.name, 0.0) + sample.value
-    return figures
+    return sums_by_name(text)
 
 
 def num_live(stack: Stack) -> dict[str, float]:

@@ -74,6 +74,7 @@ def assert_pool_is_whole(runner: StepRunner) -> None:
     """Assert that no block of the pool and no slot of the host is anybody's."""
     owner = runner.scheduler.block_owner
     assert owner.pool.get_num_free_blocks() == owner.pool.num_gpu_blocks - 1
+    assert owner.sides.num_owned == 0
     assert owner.host.num_used == 0
 
 

@@ -11,13 +11,13 @@ import grpc
 import httpx
 import pytest
 from grpc import aio
-from prometheus_client.parser import text_string_to_metric_families
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, Answer, GatewayStream, places
 from lab.models import MAX_MODEL_LEN
 from lab.stack.executor_process import MAX_NUM_SEQS, ExecutorProcess
+from lab.stack.metrics import sums_by_name
 from tests.executor_stock import StockAnswers, near, stock_answers
 from tests.stock_requests import GREEDY, PROMPT, STREAM
 
@@ -67,11 +67,7 @@ async def read_metrics(executor: ExecutorProcess) -> dict[str, float]:
     """Return the sum of each metric's samples."""
     async with httpx.AsyncClient(timeout=ANSWER_TIMEOUT_S) as http:
         metrics = await http.get(f"http://127.0.0.1:{executor.metrics_port}/metrics")
-    values: dict[str, float] = defaultdict(float)
-    for family in text_string_to_metric_families(metrics.text):
-        for sample in family.samples:
-            values[sample.name] += sample.value
-    return values
+    return defaultdict(float, sums_by_name(metrics.text))
 
 
 async def until_load(gateway: GatewayStream, holds: Callable[[pb.Load], bool]) -> None:
