@@ -7,10 +7,12 @@ at work, state how fast they read and when they want the first token.
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 
 from bench.document import Row
 from bench.who_runs.cases import Case, Regime, lognormal, on_gpu
+from bench.who_runs.columns import HEAD, figure, table_of
 from bench.who_runs.reading import PEOPLE
 from bench.who_runs.sessions import AGENTS, pairs, places
 from simulator.workload import ArrivingRequest, drawn_requests, gamma_gaps
@@ -30,6 +32,18 @@ DEFINITIONS = {
     "vllm@0.02": "vLLM with `watermark` 0.02",
     "vllm-offloading": "vLLM with its OffloadingConnector and as much host memory",
 }
+COLUMNS = (
+    *HEAD,
+    figure("people's TTFT P50, s", "people_ttft_p50_s", ".3f"),
+    figure("P95, s", "people_ttft_p95_s", ".3f"),
+    figure("within SLO", "people_within_slo", ".0%"),
+    figure("in time", "tbt_deposit", ".2%"),
+    figure("agents' tokens/s", "agents_tokens_per_s", ".1f"),
+    figure("agents' end, s", "agents_e2e_s", ".2f"),
+    figure("next TTFT P95, s", "next_ttft_p95_s", ".3f"),
+    figure("recomputed", "recomputed_tokens", ",.0f"),
+)
+table = partial(table_of, COLUMNS)
 
 
 def regimes() -> dict[str, Regime]:
@@ -64,30 +78,6 @@ def people(rate_per_s: float, seed: int) -> list[ArrivingRequest]:
         level=PEOPLE,
     )
     return list(takewhile(lambda one: one.arrival_s < WINDOW_S, drawn))
-
-
-def table(rows: Sequence[Row]) -> list[list[str]]:
-    """Return the rows' cells below their columns."""
-    header = [
-        "regime", "lambda", "policy", "people's TTFT P50, s", "P95, s", "within SLO", "in time",
-        "agents' tokens/s", "agents' end, s", "next TTFT P95, s", "recomputed",
-    ]  # fmt: skip
-    return [header] + [
-        [
-            row["regime"],
-            f"{100 * row['lambda']:.1f} %",
-            row["policy"],
-            f"{row['people_ttft_p50_s']:.3f}",
-            f"{row['people_ttft_p95_s']:.3f}",
-            f"{row['people_within_slo']:.0%}",
-            f"{row['tbt_deposit']:.2%}",
-            f"{row['agents_tokens_per_s']:.1f}",
-            f"{row['agents_e2e_s']:.2f}",
-            f"{row['next_ttft_p95_s']:.3f}",
-            f"{row['recomputed_tokens']:,.0f}",
-        ]
-        for row in rows
-    ]
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:

@@ -4,7 +4,6 @@ Virtual time: the same commit gives the same figures on any machine, however bus
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -20,6 +19,7 @@ from bench.who_runs.__main__ import (
     table,
     verdicts,
 )
+from bench.who_runs.columns import Column
 from bench.who_runs.regimes import links
 
 SEEDS = range(1, 4)
@@ -39,14 +39,6 @@ SHORT_OF_ROOM = (
     *("bench 300 MB/s, S x 1.5", "8B, A5000, 6k + 800, 0.25/s", "ShareGPT, half, load 1.2"),
     "TokenFlow, 4090 (b)",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One figure of a row: its name in a table, and how it is written."""
-
-    title: str
-    write: Callable[[Row], str]
 
 
 def number(title: str, name: str, decimals: int, scale: float = 1.0) -> Column:

@@ -6,10 +6,12 @@ what neither the pool nor the host had.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from bench.document import Row
 from bench.tool_agents import ToolAgents
 from bench.who_runs.cases import Regime, deployed, on_gpu
+from bench.who_runs.columns import HEAD, figure, table_of
 from simulator.deployment import Deployment
 from simulator.sessions import AgentSessions, draw_sessions
 
@@ -26,6 +28,16 @@ DEFINITIONS = {
     "refused": "requests larger than the engine can ever hold, per run, which is then of others",
     "vllm-offloading": "vLLM with its OffloadingConnector and as much host memory",
 }
+COLUMNS = (
+    *HEAD,
+    figure("next TTFT P50, s", "next_ttft_p50_s", ".3f"),
+    figure("P95, s", "next_ttft_p95_s", ".3f"),
+    figure("tokens/s", "tokens_per_s", ".1f"),
+    figure("cached", "cached", ".1%"),
+    figure("recomputed", "recomputed_tokens", ",.0f"),
+    figure("refused", "rejected", ".0f"),
+)
+table = partial(table_of, COLUMNS)
 
 
 def places() -> dict[str, Deployment]:
@@ -55,28 +67,6 @@ def regimes() -> dict[str, Regime]:
         whole, lambda seed: draw_sessions(AgentSessions(num_steps=30), 12, seed=seed)
     )
     return found
-
-
-def table(rows: Sequence[Row]) -> list[list[str]]:
-    """Return the rows' cells below their columns."""
-    header = [
-        "regime", "lambda", "policy", "next TTFT P50, s", "P95, s", "tokens/s", "cached",
-        "recomputed", "refused",
-    ]  # fmt: skip
-    return [header] + [
-        [
-            row["regime"],
-            f"{100 * row['lambda']:.1f} %",
-            row["policy"],
-            f"{row['next_ttft_p50_s']:.3f}",
-            f"{row['next_ttft_p95_s']:.3f}",
-            f"{row['tokens_per_s']:.1f}",
-            f"{row['cached']:.1%}",
-            f"{row['recomputed_tokens']:,.0f}",
-            f"{row['rejected']:.0f}",
-        ]
-        for row in rows
-    ]
 
 
 def verdicts(rows: Sequence[Row]) -> list[str]:
