@@ -25,6 +25,7 @@ PLANNED_TRUNKS = ("tests/unit/planner/policy/test_prefixes.py",)
 SIDES = ("tests/unit/executor/blocks/test_side_groups.py",)
 SIDE_COPIES = ("tests/unit/executor/blocks/test_side_copies.py",)
 TURN_ENDS = ("tests/unit/executor/blocks/transfers/test_turn_ends.py",)
+PROMPT_ENDS = ("tests/unit/executor/blocks/transfers/test_prompt_ends.py",)
 ANCHORS = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "gpt_oss and very_token")
 STATES = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "zeroed")
 GOES_ON = ("tests/exact/test_resume.py", "-m", "not nightly", "-k", "in_its_cache")
@@ -1748,6 +1749,20 @@ MUTATIONS = (
         "if self._may_leave(turn.kv):",
         "if True:",
         TURN_ENDS,
+    ),
+    Mutation(
+        "a request goes on while its prompt's state is copied",
+        f"{EXECUTOR}/blocks/transfers/prompt_ends.py",
+        "return kv.prompt_copy.stage is SideStage.LEAVES",
+        "return False",
+        PROMPT_ENDS,
+    ),
+    Mutation(
+        "a prompt's anchor takes room that was promised",
+        f"{EXECUTOR}/blocks/sides/side_copies.py",
+        "kv.prompt_copy, SlotPromise(), 0)",
+        "kv.prompt_copy, kv.promise, 0)",
+        PROMPT_ENDS,
     ),
     Mutation(
         "an anchor of a request whose KV is wrong",

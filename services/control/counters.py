@@ -53,6 +53,11 @@ class Counters:
     num_evicted_awaited_columns: int = _counter(
         "Blocks of all layers that made room for others while their turn waited for a tool."
     )
+    num_published_anchors: int = _counter(
+        "Windows and states that others might begin with, behind blocks of all layers."
+    )
+    num_anchor_hits: int = _counter("Requests that began with such windows and states.")
+    num_evicted_anchors: int = _counter("Such windows and states that made room for others.")
     num_kept_tool_turns: int = _counter(
         "Answers that ended with a tool call and whose KV was kept for the next turn."
     )

@@ -9,6 +9,8 @@ from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from services.control.counters import Counters
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Anchor:
@@ -23,15 +25,16 @@ class Anchor:
     copy: Any  # which slots have what, as its maker knows it
     num_users: int = 0  # requests that have yet to take the step behind it
     num_uses: int = 0
-    is_passed: bool = False  # the one request that began with it has left another, further on
+    is_passed: bool = False  # a conversation has left another, further on, and began with that one
+    prompt: "Anchor | None" = None  # that the same request left where its prompt ended
 
 
 class Anchors:
     """Anchors by the column before them; those that no request uses are as good as free."""
 
-    def __init__(self) -> None:
+    def __init__(self, counters: Counters) -> None:
         self.num_idle_slots = 0
-        self.num_evicted = 0  # since the start, with their columns or before
+        self._counters = counters
         self._all: defaultdict[Hashable, list[Anchor]] = defaultdict(list)
         self._passed: OrderedDict[Anchor, None] = OrderedDict()  # of the idle ones, these go first
         self._idle: OrderedDict[Anchor, None] = OrderedDict()
@@ -43,10 +46,15 @@ class Anchors:
         """Return the anchors behind a column."""
         return self._all.get(key, ())
 
+    def has(self, key: Hashable, tokens: tuple[int, ...]) -> bool:
+        """Return whether there is one of these tokens behind a column."""
+        return any(one.tokens == tokens for one in self.behind(key))
+
     def publish(self, anchor: Anchor) -> bool:
         """Let requests begin with an anchor; False if there is one of the same tokens."""
-        if any(one.tokens == anchor.tokens for one in self.behind(anchor.key)):
+        if self.has(anchor.key, anchor.tokens):
             return False
+        self._counters.num_published_anchors += 1
         self._all[anchor.key].append(anchor)
         self._rest(anchor)
         return True
@@ -55,8 +63,11 @@ class Anchors:
         """Count one more user."""
         if not anchor.num_users:
             self._wake(anchor)
+        if anchor.prompt is not None:
+            self.passed(anchor.prompt)
         anchor.num_users += 1
         anchor.num_uses += 1
+        self._counters.num_anchor_hits += 1
 
     def release(self, anchor: Anchor) -> list[int]:
         """Count one user less; return its slots if it is not found any more and has none left."""
@@ -71,9 +82,10 @@ class Anchors:
     def passed(self, anchor: Anchor) -> None:
         """Take in that a request which began with it has left another one, further on.
 
-        Where that was the only one the next turn begins further on, too.
+        Where that was the only one the next turn begins further on, too. So it does where the next
+        turn of the request that left it began further on.
         """
-        if anchor.num_uses == 1 and not anchor.num_users and anchor in self._idle:
+        if anchor.num_uses <= 1 and not anchor.num_users and anchor in self._idle:
             self._wake(anchor)
             anchor.is_passed = True
             self._rest(anchor)
@@ -98,13 +110,13 @@ class Anchors:
     def _evict(self, pile: OrderedDict[Anchor, None], num_slots: int) -> list[int]:
         slots: list[int] = []
         while len(slots) < num_slots and pile:
-            self.num_evicted += 1
+            self._counters.num_evicted_anchors += 1
             slots.extend(self._forget(next(iter(pile))))
         return slots
 
     def forget_behind(self, key: Hashable) -> list[int]:
         """Let the anchors behind a column go with it; return the slots of those not used."""
-        self.num_evicted += len(self.behind(key))
+        self._counters.num_evicted_anchors += len(self.behind(key))
         return [slot for anchor in [*self.behind(key)] for slot in self._forget(anchor)]
 
     def forget(self, is_gone: Callable[[Anchor], bool]) -> list[int]:

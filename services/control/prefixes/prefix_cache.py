@@ -76,7 +76,7 @@ class PrefixCache:
         self._piles = (self._idle, self._awaited, self._kept)  # the first ones go first
         self.awaited = Retention(self._not_kept)  # for turns that wait for their tools
         self.retention = Retention(self._not_kept)  # for clients that asked for it
-        self.anchors = Anchors()
+        self.anchors = Anchors(counters)
         self.needs_anchors = False  # what has none behind it is of no use
         self._counters = counters
 

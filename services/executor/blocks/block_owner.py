@@ -168,7 +168,7 @@ class BlockOwner:
         del self.kvs[kv]
         for index in range(len(kv.groups)):
             self.restores.cancel(kv, index)
-        self.side_copies.drop(kv)
+        self.side_copies.forget(kv)
         blocks = [*kv.owned_blocks(), *self.trunks.leave(kv)]
         self.uncached.forget(kv)
         self._give_back_slots(kv)
@@ -209,7 +209,7 @@ class BlockOwner:
         # A new object: copies under way of the old one, beyond what is kept, mean nothing.
         kept = [group.host_slots[:num_kept] for group in old.groups]
         parked = on_host_only(old, kept, null=self.blocks.null)
-        old.side_copy = None
+        self.side_copies.hand_over(old, parked)
         self._leave(old)  # while its columns say what is in its blocks
         parked.columns, old.columns = old.columns[:num_kept], old.columns[num_kept:]
         if old.columns:  # others may have what is computed again

@@ -46,6 +46,7 @@ class SideCopy:
     positions: Sequence[range] = ()  # in rows
     slots: Sequence[list[int]] = ()  # of the host; as many by group
     uids: Sequence[list[int]] = ()  # of what is in them, as it was saved
+    tokens: tuple[int, ...] = ()  # behind its full blocks, of one that is to be an anchor
     anchor: Anchor | None = None  # whose slots these are, and not the request's
     stage: SideStage = SideStage.LEAVES
     step: int = 0  # that saves it; 0: not sent yet
@@ -59,6 +60,11 @@ class SideCopy:
     @property
     def num_blocks(self) -> int:
         return sum(map(len, self.positions))
+
+    @property
+    def own_slots(self) -> list[int]:
+        """Return its slots of the host that are no anchor's."""
+        return [] if self.anchor is not None else [slot for slots in self.slots for slot in slots]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -76,6 +82,7 @@ class RequestKV(Holder):
     promise: SlotPromise = field(default_factory=SlotPromise)  # of room on the host
     trunks: list["Trunk"] = field(default_factory=list)  # that it begins with, in order
     side_copy: SideCopy | None = None  # made when it leaves, given up with its next step
+    prompt_copy: SideCopy | None = None  # made where its prompt ended, if it was to leave an anchor
     began: Anchor | None = None  # that its KV began with
 
     @property
@@ -136,10 +143,11 @@ class RequestKV(Holder):
     @property
     def side_slots(self) -> list[int]:
         """Return the host slots of its own, of what it has there beside its full blocks."""
-        copy = self.side_copy
-        if copy is None or copy.anchor is not None:
-            return []
-        return [slot for slots in copy.slots for slot in slots]
+        return [slot for copy in self.side_copies for slot in copy.own_slots]
+
+    @property
+    def side_copies(self) -> Sequence[SideCopy]:
+        return [copy for copy in (self.side_copy, self.prompt_copy) if copy is not None]
 
     @property
     def num_side_tokens(self) -> int:

@@ -9,8 +9,9 @@ from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfers.transfers import Transfers
+from services.executor.request_tag import tool_turn_of
 from services.executor.scheduler.run_control import RunControl
-from services.executor.scheduler.vllm_scheduler import VllmScheduler
+from services.executor.scheduler.vllm_scheduler import NEVER, VllmScheduler
 
 
 class LineControl(RunControl):
@@ -34,6 +35,23 @@ class LineControl(RunControl):
         if self._is_stuck and not self._preempt_idle():
             self._line.put_back_last(self._line.eligible())
         super().stop_and_start()
+        if self._transfers.owner.side_copies.are_needed:
+            self._stand_at_prompts_ends()
+
+    def _stand_at_prompts_ends(self) -> None:
+        """Have requests that may call tools stand still while their prompts' anchors are copied."""
+        for request in self._scheduler.running:
+            record = self._line.record_of(request)
+            params, kv = request.sampling_params, record.kv
+            at_end = request.num_computed_tokens == request.num_prompt_tokens
+            if not at_end or kv is None or tool_turn_of(params and params.extra_args) is None:
+                continue
+            is_drained = request.num_in_flight_tokens == 0
+            prompt = request.prompt_token_ids or ()
+            if self._transfers.prompt_ends.stands(kv, prompt, is_drained=is_drained):
+                request.next_decode_eligible_step = NEVER
+            elif request.next_decode_eligible_step == NEVER and record.state is State.RUNNING:
+                request.next_decode_eligible_step = 0
 
     def _may_leave(self, request: Request, record: RequestRecord[RequestKV]) -> bool:
         if record.kv is None or request.skip_reading_prefix_cache:  # it takes nothing

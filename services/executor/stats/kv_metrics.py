@@ -34,6 +34,7 @@ GAUGES = {
     "num_free_blocks": "Pool blocks that nobody owns.",
     "num_quarantined_blocks": "Pool blocks that a hung copy may still write.",
     "num_quarantined_slots": "Host slots that a hung copy may still write.",
+    "num_anchors": "Windows and states on the host that requests may begin with.",
     "num_cached_columns": "Blocks of all layers in the prefix cache, on the host.",
     "num_retained_columns": "Blocks of all layers that clients asked to keep, on the host or not.",
     "num_awaited_columns": "Blocks of all layers kept for turns that wait for their tools.",

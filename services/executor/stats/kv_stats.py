@@ -57,6 +57,7 @@ class Residencies:
     num_parked_requests: int = 0
     num_quarantined_blocks: int = 0  # that a hung copy may still write
     num_quarantined_slots: int = 0
+    num_anchors: int = 0  # behind columns: of models with windows and states
     num_cached_columns: int = 0  # of the prefix cache, those of live requests included
     num_retained_columns: int = 0  # that clients asked to keep, on the host or not
     num_awaited_columns: int = 0  # kept for turns that wait for their tools, on the host or not

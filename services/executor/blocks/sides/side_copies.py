@@ -4,6 +4,7 @@ Full blocks go to the host as they fill. A window slides, a state changes with e
 there are states a request comes back at the very token: so its windows, its states and the open
 block of each group that may leave are copied once no step of it is in flight. It keeps its blocks
 until the copies are complete. With its next step they belong to another number of tokens, and end.
+Those of a *prompt copy* are for requests to come, and stay.
 
 Slots, orders and links are those of full blocks: the pages of all groups are the same memory.
 """
@@ -12,7 +13,7 @@ from collections.abc import Collection, Mapping
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from services.executor.blocks.host_pool import HostPool
+from services.executor.blocks.host_pool import HostPool, SlotPromise
 from services.executor.blocks.residency import RequestKV, SideCopy, SideStage
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.sides.side_groups import SideGroups
@@ -24,6 +25,7 @@ class SideCopies:
     """Makes side copies, and brings them back.
 
         copies.begin(kv)  # it is in no step; `plan` has the orders
+        copies.begin_prompt(kv, tokens)  # the same, of one that goes on once the copy is kept
         copies.is_kept(kv)  # after `confirm`: it may leave
         copies.bring_back(kv, max_blocks=40)
         copies.show(kv)  # after `arrive`: its rows have it again
@@ -36,7 +38,7 @@ class SideCopies:
     ) -> None:
         self._sides, self._host, self._restores = sides, host, restores
         self._geometry = geometry
-        self._leaving: dict[RequestKV, None] = {}
+        self._leaving: dict[SideCopy, RequestKV] = {}
         self._coming: dict[RequestKV, None] = {}
 
     @property
@@ -59,27 +61,37 @@ class SideCopies:
 
     def begin(self, kv: RequestKV) -> bool:
         """Begin to copy what a request has; False if the host has no room for all of it."""
-        positions = side_copy_positions(self._geometry, num_tokens=kv.num_tokens)
-        kv.side_copy = copy = SideCopy(num_tokens=kv.num_tokens, stage=SideStage.FAILED)
-        num_slots = sum(map(len, positions))
+        kv.side_copy = SideCopy(num_tokens=kv.num_tokens, stage=SideStage.FAILED)
         num_more = sum(kv.num_full_blocks - len(group.host_slots) for group in kv.groups)
-        if not kv.mirrored or not self._host.can_take(kv.promise, num_slots + num_more):
+        return kv.mirrored and self._begin(kv, kv.side_copy, kv.promise, num_more)
+
+    def begin_prompt(self, kv: RequestKV, tokens: tuple[int, ...]) -> bool:
+        """Begin to copy what a request has whose prompt ends with `tokens`, behind full blocks.
+
+        In room that was promised to none; False if there is too little.
+        """
+        kv.prompt_copy = SideCopy(num_tokens=kv.num_tokens, stage=SideStage.FAILED, tokens=tokens)
+        return self._begin(kv, kv.prompt_copy, SlotPromise(), 0)
+
+    def _begin(self, kv: RequestKV, copy: SideCopy, promise: SlotPromise, num_more: int) -> bool:
+        """`num_more`: slots that must be left for what else the request copies."""
+        positions = side_copy_positions(self._geometry, num_tokens=kv.num_tokens)
+        num_slots = sum(map(len, positions))
+        if not self._host.can_take(promise, num_slots + num_more):
             return False
-        slots = self._host.take(kv.promise, num_slots)
+        slots = self._host.take(promise, num_slots)
         assert slots is not None
         self._sides.slide(kv.request_id, num_tokens=kv.num_tokens)
         copy.positions, copy.stage = positions, SideStage.LEAVES
         copy.slots = [[slots.pop() for _ in stretch] for stretch in positions]
         copy.uids = [[kv.uid(position) for position in stretch] for stretch in positions]
-        self._leaving[kv] = None
+        self._leaving[copy] = kv
         return True
 
     def plan(self, step: int) -> list[SaveOrder]:
         """Return the copies that begin with a step."""
         saves = []
-        for kv in self._leaving:
-            copy = kv.side_copy
-            assert copy is not None
+        for copy, kv in self._leaving.items():
             if not copy.step:
                 copy.step = step
                 saves.extend(self._saves(kv, copy))
@@ -103,19 +115,23 @@ class SideCopies:
     def fail(self, saves: Collection[tuple[int, str, int]]) -> None:
         """Give up what saves were part of that did not succeed, by step, request and group."""
         failed = {(step, name) for step, name, _ in saves}
-        for kv in list(self._leaving):
-            if kv.side_copy is not None and (kv.side_copy.step, kv.request_id) in failed:
-                num_tokens = kv.side_copy.num_tokens
+        for copy, kv in list(self._leaving.items()):
+            if (copy.step, kv.request_id) not in failed:
+                continue
+            nothing = SideCopy(num_tokens=copy.num_tokens, stage=SideStage.FAILED)
+            if copy is kv.side_copy:
                 self.drop(kv)
-                kv.side_copy = SideCopy(num_tokens=num_tokens, stage=SideStage.FAILED)
+                kv.side_copy = nothing
+            else:
+                self.drop_prompt(kv)
+                kv.prompt_copy = nothing
 
     def confirm(self, saved_step: int) -> None:
         """Count the copies of all steps up to `saved_step` as complete."""
-        for kv in list(self._leaving):
-            copy = kv.side_copy
-            if copy is not None and 0 < copy.step <= saved_step:
+        for copy in list(self._leaving):
+            if 0 < copy.step <= saved_step:
                 copy.stage = SideStage.KEPT
-                del self._leaving[kv]
+                del self._leaving[copy]
 
     def is_kept(self, kv: RequestKV) -> bool:
         """Return whether all of a request is on the host, as its next step would find it."""
@@ -225,24 +241,45 @@ class SideCopies:
         if copy is None:
             return
         self._let_go(kv, copy)
-        self._host.give_back(kv.side_slots)
+        self._host.give_back(copy.own_slots)
         if copy.anchor is not None:
             self._host.give_back(self._host.cache.anchors.release(copy.anchor))
-        self._leaving.pop(kv, None)
+        self._leaving.pop(copy, None)
         kv.side_copy = None
+
+    def drop_prompt(self, kv: RequestKV) -> None:
+        """End the copy of where a prompt ended; the anchor that it has become stays."""
+        copy, kv.prompt_copy = kv.prompt_copy, None
+        if copy is not None:
+            self._host.give_back(copy.own_slots)
+            self._leaving.pop(copy, None)
+
+    def forget(self, kv: RequestKV) -> None:
+        """End all copies of a request."""
+        self.drop(kv)
+        self.drop_prompt(kv)
+
+    def hand_over(self, old: RequestKV, parked: RequestKV) -> None:
+        """Let a parked request have the copies that `old` had, but for one under way."""
+        old.side_copy = None
+        if old.prompt_copy is not None and old.prompt_copy.stage is not SideStage.LEAVES:
+            old.prompt_copy = None
+        else:
+            parked.prompt_copy = None
 
     def check_integrity(self, kvs: Mapping[RequestKV, None]) -> None:
         """Assert that copies are where they say."""
         for kv in kvs:
+            for one in kv.side_copies:
+                assert (one.stage is SideStage.LEAVES) == (one in self._leaving)
+                assert [len(slots) for slots in one.slots] == [len(row) for row in one.positions]
             copy = kv.side_copy
             if copy is None:
                 continue
             stage = copy.stage
-            assert (stage is SideStage.LEAVES) == (kv in self._leaving)
             assert (stage is SideStage.COMES) == (kv in self._coming)
-            assert [len(slots) for slots in copy.slots] == [len(one) for one in copy.positions]
             assert bool(copy.targets) == (stage is SideStage.COMES), "blocks of no copy"
             runs = not kv.record.state.is_queued
             has_rows = bool(self._sides.num_owned_by(kv.request_id))
             assert has_rows == (runs or stage is SideStage.BACK), f"{kv.request_id}: {stage}"
-        assert self._leaving.keys() | self._coming.keys() <= kvs.keys(), "a copy of none"
+        assert {*self._leaving.values(), *self._coming} <= kvs.keys(), "a copy of none"

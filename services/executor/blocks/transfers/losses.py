@@ -146,7 +146,7 @@ class Losses:
 
 def uses(kv: RequestKV, block_ids: frozenset[int], slots: frozenset[int]) -> bool:
     """Return whether any of a request's KV is, or will be, in one of these."""
-    copied = () if kv.side_copy is None else chain.from_iterable(kv.side_copy.slots)
+    copied = chain.from_iterable(one for copy in kv.side_copies for one in copy.slots)
     has_slot = not slots.isdisjoint(copied)
     return (
         has_slot

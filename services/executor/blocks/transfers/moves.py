@@ -88,7 +88,8 @@ class BlockMoves:
     # -- the way back -------------------------------------------------------------------------
 
     def reserve(self, kv: RequestKV, num_slots: int) -> bool:
-        num_held = sum(len(group.host_slots) for group in kv.groups) + len(kv.side_slots)
+        num_held = sum(len(group.host_slots) for group in kv.groups)
+        num_held += 0 if kv.side_copy is None else len(kv.side_copy.own_slots)
         self._owner.host.withdraw(kv.promise)
         return self._owner.reserve(kv, max(0, num_slots - num_held))
 

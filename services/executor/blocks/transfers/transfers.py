@@ -13,6 +13,7 @@ from services.control.requests.life import State
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.holder import Holder
 from services.executor.blocks.residency import RequestKV, SideStage
+from services.executor.blocks.transfers.prompt_ends import PromptEnds
 from services.executor.blocks.transfers.turn_ends import TurnEnds
 from services.executor.blocks.transfers.write_through import WriteThrough
 from services.executor.stats.kv_stats import KVStats, Residencies
@@ -35,7 +36,7 @@ class Transfers:
         self.owner = owner
         self.write_through = WriteThrough(owner, budget=write_budget)
         owner.trunks.splits.on_split = self.write_through.split
-        self.turn_ends = TurnEnds(owner, self.may_leave)
+        self.prompt_ends, self.turn_ends = PromptEnds(owner), TurnEnds(owner, self.may_leave)
         self._num_ranks = num_ranks
         self._unsettled: dict[Holder, None] = {}
         self._num_ranks_done: Counter[int] = Counter()
@@ -67,6 +68,7 @@ class Transfers:
             if self.owner.is_live(holder):
                 self.owner.seal(holder)
         self._unsettled.clear()
+        self.prompt_ends.advance()
         self.turn_ends.advance()
 
     def _complete_restores(self) -> None:
@@ -204,6 +206,7 @@ class Transfers:
             num_lagging_blocks=self.write_through.num_lagging_blocks(),
             num_quarantined_blocks=owner.quarantine.num_blocks,
             num_quarantined_slots=owner.quarantine.num_slots,
+            num_anchors=len(owner.host.cache.anchors),
             num_cached_columns=owner.host.cache.num_columns,
             num_retained_columns=owner.host.cache.num_retained_columns,
             num_awaited_columns=owner.host.cache.num_awaited_columns,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from services.control.prefixes.anchors import Anchor
-from services.control.prefixes.prefix_cache import Column
+from services.control.prefixes.prefix_cache import Column, PrefixCache
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.block_owner import BlockOwner
@@ -24,6 +24,17 @@ class Turn:
 
     kv: RequestKV
     tokens: tuple[int, ...]  # behind its last full block
+
+
+def anchor_at(kv: RequestKV, copy: SideCopy, cache: PrefixCache) -> Anchor | None:
+    """Return the anchor that a copy can be; None as long as what precedes it is not on the host."""
+    number = copy.num_tokens // kv.block_size
+    if not kv.keys or len(kv.columns) < number:
+        return None
+    column = cache.get(kv.columns[number - 1].key)
+    if column is None or not column.is_complete:
+        return None
+    return Anchor(key=column.key, tokens=copy.tokens, slots=(*copy.own_slots,), copy=copy)
 
 
 class TurnEnds:
@@ -74,14 +85,15 @@ class TurnEnds:
                 self.drop([turn.kv.request_id])
 
     def _publish(self, turn: Turn) -> None:
-        kv = turn.kv
-        copy, num_full = kv.side_copy, kv.num_full_blocks
-        if copy is None or not self._owner.side_copies.is_kept(kv) or len(kv.columns) < num_full:
+        kv, copy = turn.kv, turn.kv.side_copy
+        if copy is None or not self._owner.side_copies.is_kept(kv):
             return
-        column = self._cache.get(kv.columns[-1].key)
-        if column is None or not column.is_complete or not kv.keys:
+        copy.tokens = turn.tokens
+        anchor = anchor_at(kv, copy, self._cache)
+        if anchor is None:
             return
-        anchor = Anchor(key=column.key, tokens=turn.tokens, slots=(*kv.side_slots,), copy=copy)
+        if kv.prompt_copy is not None:
+            anchor.prompt = kv.prompt_copy.anchor
         if self._cache.anchors.publish(anchor):
             kv.side_copy = None  # its slots are the anchor's
             if kv.began is not None:

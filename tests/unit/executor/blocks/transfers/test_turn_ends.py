@@ -27,7 +27,9 @@ def keys(num_blocks: int) -> list[BlockHash]:
 
 class Rig:
     def __init__(self, *, num_slots: int = 400) -> None:
-        self.sim = Simulation(seed=1, depth=0, windows=(5, 9, STATE), num_slots=num_slots)
+        self.sim = Simulation(
+            seed=1, depth=0, windows=(5, 9, STATE), num_blocks=90, num_slots=num_slots
+        )
         self.sim.owner.trunks.is_on = False
         self.ends = self.sim.transfers.turn_ends
 
