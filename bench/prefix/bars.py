@@ -7,6 +7,7 @@ from bench.document import Row
 OURS, UNCACHED, STOCK = "Evenflow", "Evenflow, cache off", "vLLM, prefix caching"
 MAX_OF_UNCACHED = 1 / 5  # of the last turn's time to the first token without the cache
 MAX_SLOWER_FRAC = 0.05  # than stock vLLM, where everything fits the pool
+MIN_CACHED, MAX_LAST_TTFT = 0.9, 0.3  # x stock vLLM's, of a model with windows
 # Of agents that wait for tools: x stock vLLM's.
 MAX_NEXT_TTFT_P50, MAX_NEXT_TTFT_P95, MIN_TOKENS, MAX_RECOMPUTED = 0.3, 0.5, 1.2, 0.05
 
@@ -31,6 +32,20 @@ def verdicts(rows: Sequence[Row], *, fits: bool) -> list[str]:
         f"tokens/s against stock: {found:.1f}, at least {least:.1f}: {_word(found >= least)}"
     )
     return lines
+
+
+def of_windows(rows: Sequence[Row], *, fits: bool) -> list[str]:
+    """Return a line on what is found of a model with windows, or on when the last turn begins."""
+    by_engine = {row["engine"]: row for row in rows}
+    ours, stock = by_engine[OURS], by_engine[STOCK]
+    if fits:
+        found, least = ours["cached_tokens"], MIN_CACHED * stock["cached_tokens"]
+        return [f"cached tokens: {found:,.0f}, at least {least:,.0f}: {_word(found >= least)}"]
+    found_s, most_s = ours["last_ttft_s"], MAX_LAST_TTFT * stock["last_ttft_s"]
+    return [
+        f"last turn against stock: {1e3 * found_s:.0f} ms, at most {1e3 * most_s:.0f} ms: "
+        f"{_word(found_s <= most_s)}"
+    ]
 
 
 def of_agents(rows: Sequence[Row]) -> list[str]:

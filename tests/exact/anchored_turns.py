@@ -14,20 +14,15 @@ from lab.engine.conversations import BRANCH, NUM_ANSWER_TOKENS, SALTED, TWIN, co
 from lab.engine.step_runner import Arrival, Outcome, StepRunner, first_difference, make_prompt
 from lab.engine.workloads import churn, fixed, random_way, together, with_aborts
 from services.control.prefixes.anchors import Anchor
-from services.executor.blocks.transfers import transfers
 from services.executor.blocks.transfers.turn_ends import TurnEnds
-from services.executor.request_tag import ToolTurn, with_tool_turn
 from tests.exact.cached_prefixes import room_for
 from tests.exact.cases import num_groups
 from tests.exact.evidence import KEEPING, assert_pool_is_whole, assert_tokens
 from tests.exact.kinds import kind_reference
-from tests.exact.scenes import copies_complete, readings
+from tests.exact.scenes import copies_complete
 
 Named = tuple[str, StepRunner]
 TWO_KINDS = pytest.mark.parametrize("named", ["gpt_oss", "granite4"], indirect=True)
-ANCHOR_METRICS = frozenset(  # which an engine without windows and states never moves
-    f"kv_num_{name}" for name in ("anchors", "published_anchors", "anchor_hits", "evicted_anchors")
-)
 MAX_ROUNDS = 8  # which turns find something depends on when copies end
 SPREAD = 3  # times as many steps between turns, so that none waits for room until the next one
 
@@ -89,56 +84,6 @@ def test_turns_begin_at_the_very_token_at_which_the_last_one_ended(
     assert_pool_is_whole(runner)
 
 
-def of_agents(turns: Sequence[Arrival]) -> list[Arrival]:
-    """Return turns that may end with tool calls, each long after the one before it."""
-    extra_args = with_tool_turn({}, ToolTurn("alice", "", 0))
-    spread = [replace(turn, step=SPREAD * turn.step) for turn in turns]
-    return [replace(turn, sampling={"extra_args": extra_args}) for turn in spread]
-
-
-def prompts_before(turns: Sequence[Arrival]) -> dict[str, int]:
-    """Return the tokens of the prompt of the turn before each one behind a first one."""
-    return {name: number - NUM_ANSWER_TOKENS for name, number in follow_ups(turns).items()}
-
-
-def test_turns_of_agents_begin_where_the_last_prompt_ended_if_its_answer_is_not_theirs(
-    named: Named, begun: Begun, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As it is not where a template writes it anew: here nothing is left of answers."""
-    _, runner = named
-    expected, turns = expected_of(named)
-    turns = of_agents(turns)
-    monkeypatch.setattr(runner.scheduler.transfers.turn_ends, "end", lambda *_: None)
-
-    outcome = runner.run(turns, hook=together(churn(1, share=0.2), copies_complete))
-
-    assert first_difference(expected, outcome) == {}
-    found, lengths = begun.num_tokens, {turn.request_id: len(turn.prompt) for turn in turns}
-    befores = prompts_before(turns)
-    # One that is preempted finds what it has left itself.
-    assert found == {name: befores.get(name, lengths[name]) for name in found}
-    assert befores.keys() <= found.keys()
-    assert_pool_is_whole(runner)
-
-
-@TWO_KINDS
-def test_turns_of_agents_begin_where_the_last_one_ended_if_they_can(
-    named: Named, begun: Begun
-) -> None:
-    """An answer leaves its anchor, too, which is further on; copies take their time."""
-    _, runner = named
-    expected, turns = expected_of(named)
-    turns = of_agents(turns)
-
-    outcome = runner.run(turns, hook=churn(1, share=0.2))
-
-    assert first_difference(expected, outcome) == {}
-    ends = {name: number - 1 for name, number in follow_ups(turns).items()}
-    further_on = {name for name in ends if begun.num_tokens.get(name) == ends[name]}
-    assert len(further_on) >= len(ends) // 2
-    assert_pool_is_whole(runner)
-
-
 @TWO_KINDS
 def test_with_little_room_on_the_host_anchors_are_evicted_and_turns_stay_exact(
     named: Named, begun: Begun
@@ -159,18 +104,6 @@ def test_with_little_room_on_the_host_anchors_are_evicted_and_turns_stay_exact(
     assert counters.num_evicted_anchors > before.num_evicted_anchors
     assert begun.num_tokens
     assert_pool_is_whole(runner)
-
-
-@pytest.mark.parametrize("named", ["granite4"], indirect=True)
-def test_anchors_are_counted(named: Named, begun: Begun, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, runner = named
-    monkeypatch.setattr(transfers, "STEPS_PER_STATS", 1)
-    _, turns = expected_of(named)
-    with room_for(runner, 60), readings(runner) as taken:
-        runner.run(of_agents(turns), hook=copies_complete)
-
-    for name in ANCHOR_METRICS:
-        assert len({reading.get(name, 0.0) for reading in taken}) > 1, name
 
 
 @TWO_KINDS

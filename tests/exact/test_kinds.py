@@ -17,17 +17,20 @@ from services.control.options import ControllerOptions
 from services.executor.blocks.sides.side_groups import SideGroups
 from services.executor.copies.transfer_runner import TransferRunner
 from services.placement.blocks import RESIDENT, num_request_blocks, side_blocks
-from tests.exact.anchored_turns import (  # noqa: F401 - their tests run on this module's engines
+from tests.exact.anchored_agents import (  # noqa: F401 - their tests run on this module's engines
+    test_a_turn_that_waits_for_its_tool_comes_back_to_its_anchor,
+    test_anchors_are_counted,
+    test_turns_of_agents_begin_where_the_last_one_ended_if_they_can,
+    test_turns_of_agents_begin_where_the_last_prompt_ended_if_its_answer_is_not_theirs,
+)
+from tests.exact.anchored_turns import (  # noqa: F401 - as above
     begun,
     test_a_reset_lets_no_turn_begin_with_what_was_there,
     test_aborted_turns_leave_the_others_exact,
     test_an_anchor_of_another_conversation_is_noticed,
     test_an_anchor_of_another_number_of_tokens_is_noticed,
-    test_anchors_are_counted,
     test_tokens_behind_the_last_full_block_that_are_not_compared_are_noticed,
     test_turns_begin_at_the_very_token_at_which_the_last_one_ended,
-    test_turns_of_agents_begin_where_the_last_one_ended_if_they_can,
-    test_turns_of_agents_begin_where_the_last_prompt_ended_if_its_answer_is_not_theirs,
     test_with_little_room_on_the_host_anchors_are_evicted_and_turns_stay_exact,
 )
 from tests.exact.cases import num_groups

@@ -22,7 +22,7 @@ from services.executor.request_tag import KeptTokens, ToolTurn, with_kept, with_
 from services.executor.scheduler import scheduler as scheduler_module
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement
 from services.placement.run.resume import ResumeWay
-from tests.exact.anchored_turns import ANCHOR_METRICS
+from tests.exact.anchored_agents import ANCHOR_METRICS
 from tests.exact.cached_prefixes import room_for
 from tests.exact.controller_scenes import *  # noqa: F403
 from tests.exact.failing_engine import FaultRates
@@ -388,7 +388,7 @@ def test_a_restore_fails(runner: StepRunner, patch: pytest.MonkeyPatch) -> None:
 
 def test_every_metric_has_a_scene_in_which_it_moves(runner: StepRunner) -> None:
     """One without a scene is never seen to move: write the scene, or delete the metric."""
-    seen = SEEN | ANCHOR_METRICS  # in `anchored_turns.py`
+    seen = SEEN | ANCHOR_METRICS  # in `anchored_agents.py`
     assert {name for name in seen if "{" not in name} == registered()
 
 

@@ -29,6 +29,14 @@ class Anchor:
     prompt: "Anchor | None" = None  # that the same request left where its prompt ended
 
 
+@dataclass(frozen=True, slots=True)
+class AnchorShare:
+    """A part of an anchor, as large as a column, in the book of what is retained."""
+
+    key: Hashable  # of the last column before the anchor
+    number: int
+
+
 class Anchors:
     """Anchors by the column before them; those that no request uses are as good as free."""
 

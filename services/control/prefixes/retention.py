@@ -6,7 +6,7 @@ Times are whole seconds of one clock; they end when `advance` is told so.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, nlargest
 from math import ceil, floor
@@ -90,22 +90,36 @@ class Retention:
         budget goes; return how many. What the session retains for longer stays so.
         """
         mine = self._accounts.setdefault(account, _Account())
-        num_left = budget.num_columns - len(mine.until_s)
-        left_s = budget.column_s - mine.column_s(self._now_s)
         num_held = 0
-        for key, until in columns:
-            sessions, until_s = mine.until_s.get(key), ceil(until)
-            known_s = self._now_s if sessions is None else max(sessions.values())
-            more_s = max(0, until_s - known_s)
-            if until_s <= self._now_s or (sessions is None and not num_left) or more_s > left_s:
-                break
-            num_left -= sessions is None
-            left_s -= more_s
+        for key, until_s in self._within(mine, columns, budget):
             self._hold_one(account, session, key, until_s)
             num_held += 1
         if not mine.until_s:
             del self._accounts[account]
         return num_held
+
+    def num_within(
+        self, account: str, columns: Sequence[tuple[Hashable, float]], budget: RetentionBudget
+    ) -> int:
+        """Return how many of these columns `hold` would retain."""
+        mine = self._accounts.get(account, _Account())
+        return sum(1 for _ in self._within(mine, columns, budget))
+
+    def _within(
+        self, mine: _Account, columns: Iterable[tuple[Hashable, float]], budget: RetentionBudget
+    ) -> Iterator[tuple[Hashable, int]]:
+        """Yield leading columns as far as the budget goes; each is retained by then, or none is."""
+        num_left = budget.num_columns - len(mine.until_s)
+        left_s = budget.column_s - mine.column_s(self._now_s)
+        for key, until in columns:
+            sessions, until_s = mine.until_s.get(key), ceil(until)
+            known_s = self._now_s if sessions is None else max(sessions.values())
+            more_s = max(0, until_s - known_s)
+            if until_s <= self._now_s or (sessions is None and not num_left) or more_s > left_s:
+                return
+            num_left -= sessions is None
+            left_s -= more_s
+            yield key, until_s
 
     def _hold_one(self, account: str, session: str, key: Hashable, until_s: int) -> None:
         mine = self._accounts[account]

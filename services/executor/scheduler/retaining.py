@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm.v1.request import Request, RequestStatus
 
+from services.control.prefixes.anchors import AnchorShare
 from services.control.prefixes.prefix_cache import num_complete
 from services.control.prefixes.retention import RetentionBudget
 from services.executor.blocks.block_owner import BlockOwner
@@ -28,6 +29,7 @@ from services.generation.retention import (
     RetainedSpan,
     RetentionStatus,
 )
+from services.placement.blocks import side_copy_positions
 
 MAX_ENDED_TURNS = 256  # of which the front may still say that they ended with a tool call
 MAX_COUNTED_COLUMNS = 1 << 14  # for one account of sessions
@@ -74,7 +76,8 @@ class Retaining:
         if request.request_id in self._begun or (kept := _kept(request)) is None:
             return {}
         self._begun.add(request.request_id)
-        return retained_to_params(self._retain(request, kept, request.num_prompt_tokens, now_s))
+        num_tokens = request.num_prompt_tokens
+        return retained_to_params(self._retain(request, kept, num_tokens, now_s, is_end=False))
 
     def ended(self, request: Request, now_s: float) -> None:
         """Retain what is asked for of a request whose KV is about to be freed."""
@@ -84,15 +87,14 @@ class Retaining:
         if kept is None:
             return
         self._begun.discard(request.request_id)
-        retained = self._retain(request, kept, num_tokens, now_s)
+        retained = self._retain(request, kept, num_tokens, now_s, is_end=True)
         self._owner.counters.count_retention(retained.status.value)
         if request.status not in UNTOLD:
             self._told[request.request_id] = retained_to_params(retained)
 
     def _note_turn(self, request: Request, num_tokens: int, now_s: float) -> None:
         awaited_s = self._awaited_s.pop(request.request_id, None)
-        params = request.sampling_params
-        turn = tool_turn_of(params and params.extra_args)
+        turn = _turn(request)
         if turn is None or self._why_not(request, num_tokens) is not None:
             return
         ended = _EndedTurn(turn, request.block_hashes, num_tokens)
@@ -117,9 +119,15 @@ class Retaining:
     def _keep_turn(self, ended: _EndedTurn, until_s: float) -> None:
         """Keep a turn as far as the account's budget goes beside what it asked for."""
         turn, block_size = ended.turn, self._owner.geometry.block_size
-        num_full = min(turn.end or ended.num_tokens, ended.num_tokens) // block_size
-        columns = [(key, until_s) for key in ended.keys[:num_full]]
+        end = min(turn.end or ended.num_tokens, ended.num_tokens)
         cache, budget = self._owner.host.cache, self._budget
+        if self._needs_anchors:
+            columns = self._to_anchor(ended.keys, end, until_s)
+            left = budget - self._retention.used(turn.account)
+            if self._awaited.num_within(turn.account, columns, left) < len(columns):
+                return
+        else:
+            columns = [(key, until_s) for key in ended.keys[: end // block_size]]
         num_held = cache.retain_awaited(turn.account, turn.session_id, columns, budget)
         self._owner.counters.num_kept_tool_turns += num_held > 0
 
@@ -129,7 +137,12 @@ class Retaining:
 
     def release(self, account: str, session_id: str) -> int:
         """Retain nothing for a session any more; return how many tokens it retained."""
-        keys = {key for book in self._books for key in book.keys_of(account, session_id)}
+        keys = {
+            key
+            for book in self._books
+            for key in book.keys_of(account, session_id)
+            if not isinstance(key, AnchorShare)
+        }
         for book in self._books:
             book.release(account, session_id)
         return len(keys) * self._owner.geometry.block_size
@@ -166,7 +179,8 @@ class Retaining:
         until_s: dict[Hashable, int] = {}
         for book in self._books:
             for key, second in book.columns(account, session):
-                until_s[key] = max(second, until_s.get(key, second))
+                if not isinstance(key, AnchorShare):
+                    until_s[key] = max(second, until_s.get(key, second))
         return until_s
 
     def _counted(self, session: HoldingSession, now_s: float) -> HoldingSession:
@@ -187,12 +201,14 @@ class Retaining:
         return len({name for book in self._books for name in book.sessions})
 
     def _retain(
-        self, request: Request, kept: KeptTokens, num_tokens: int, now_s: float
+        self, request: Request, kept: KeptTokens, num_tokens: int, now_s: float, *, is_end: bool
     ) -> Retained:
         reason = self._why_not(request, num_tokens)
         if reason is not None:
             return Retained(status=RetentionStatus.REJECTED, reason=reason)
         self._retention.advance(now_s)
+        if self._needs_anchors:
+            return self._retain_to_anchor(request, kept, num_tokens, now_s, is_end=is_end)
         block_size = self._owner.geometry.block_size
         num_full = min(num_tokens // block_size, len(request.block_hashes))
         ends = [min((end or num_tokens) // block_size, num_full) for end, _ in kept.spans]
@@ -214,9 +230,50 @@ class Retaining:
             status = RetentionStatus.ACCEPTED
         return Retained(status=status, spans=spans)
 
+    def _retain_to_anchor(
+        self, request: Request, kept: KeptTokens, num_tokens: int, now_s: float, *, is_end: bool
+    ) -> Retained:
+        """The same where requests begin at anchors alone: all up to one, or nothing; once it is
+        made.
+
+        Requests leave them where they end, and those that may call tools where their prompts do.
+        """
+        asked_end, seconds = kept.spans[-1]
+        end = min(asked_end or num_tokens, num_tokens)
+        at_prompts_end = end == request.num_prompt_tokens and _turn(request) is not None
+        if end < num_tokens and not at_prompts_end:
+            return Retained(status=RetentionStatus.REJECTED, reason=RejectedRetention.MODEL_KIND)
+        columns, budget = self._to_anchor(request.block_hashes, end, now_s + seconds), self._budget
+        if not columns:
+            return Retained(status=RetentionStatus.ACCEPTED)
+        if self._retention.num_within(kept.account, columns, budget) < len(columns):
+            return Retained(status=RetentionStatus.CLIPPED)
+        if is_end:
+            self._owner.host.cache.retain(kept.account, kept.session_id, columns, budget)
+        is_all = len(kept.spans) == 1
+        return Retained(
+            status=RetentionStatus.DEFERRED if is_all else RetentionStatus.CLIPPED,
+            spans=(RetainedSpan(end=end, retention_s=seconds),),
+        )
+
+    def _to_anchor(
+        self, keys: Sequence[Any], end: int, until_s: float
+    ) -> list[tuple[Hashable, float]]:
+        """Return what is kept up to an anchor, which takes as much as so many columns."""
+        geometry = self._owner.geometry
+        num_full = min(end // geometry.block_size, len(keys))
+        if not num_full:
+            return []
+        num_slots = sum(map(len, side_copy_positions(geometry, num_tokens=end)))
+        num_shares = -(-num_slots // geometry.num_groups)
+        shares = (AnchorShare(keys[num_full - 1], n) for n in range(num_shares))
+        return [(key, until_s) for key in (*keys[:num_full], *shares)]
+
+    @property
+    def _needs_anchors(self) -> bool:
+        return self._owner.side_copies.are_needed
+
     def _why_not(self, request: Request, num_tokens: int) -> RejectedRetention | None:
-        if self._owner.side_copies.are_needed:
-            return RejectedRetention.MODEL_KIND
         if not self._options.prefix_caching or not self._owner.host.num_slots:
             return RejectedRetention.NO_HOST_CACHE
         if num_tokens >= self._owner.geometry.block_size and not request.block_hashes:
@@ -236,6 +293,11 @@ class Retaining:
 def _kept(request: Request) -> KeptTokens | None:
     params = request.sampling_params
     return kept_of(params and params.extra_args)
+
+
+def _turn(request: Request) -> ToolTurn | None:
+    params = request.sampling_params
+    return tool_turn_of(params and params.extra_args)
 
 
 def _columns(
