@@ -1758,10 +1758,10 @@ MUTATIONS = (
         PROMPT_ENDS,
     ),
     Mutation(
-        "a prompt's anchor takes room that was promised",
-        f"{EXECUTOR}/blocks/sides/side_copies.py",
-        "kv.prompt_copy, SlotPromise(), 0)",
-        "kv.prompt_copy, kv.promise, 0)",
+        "a prompt's anchor takes the room of what is kept",
+        f"{EXECUTOR}/blocks/host_pool.py",
+        "self.take(SlotPromise(), num_slots) if spare",
+        "self.take(SlotPromise(), num_slots) if num_slots <= self.num_unpromised",
         PROMPT_ENDS,
     ),
     Mutation(

@@ -50,6 +50,11 @@ class Anchors:
     def __len__(self) -> int:
         return sum(map(len, self._all.values()))
 
+    @property
+    def num_passed_slots(self) -> int:
+        """Return what `evict_passed` would take at most."""
+        return sum(len(one.slots) for one in self._passed)
+
     def behind(self, key: Hashable) -> Sequence[Anchor]:
         """Return the anchors behind a column."""
         return self._all.get(key, ())

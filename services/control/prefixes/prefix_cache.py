@@ -188,6 +188,18 @@ class PrefixCache:
             self._lost_some()
         return [*slots, *self.anchors.evict(num_slots - len(slots))]
 
+    def can_evict(self, num_slots: int) -> bool:
+        """Return whether `evict` would take so many slots before anything that is kept."""
+        num_found = self.anchors.num_passed_slots
+        for key, column in self._idle.items():
+            if num_found >= num_slots:
+                break
+            if self._pile(key) is self._idle:
+                behind = self.anchors.behind(key)
+                idle = (one for one in behind if not one.num_users and not one.is_passed)
+                num_found += len(column.slots) + sum(len(one.slots) for one in idle)
+        return num_found >= num_slots
+
     def _take_next(self) -> tuple[Hashable, Column]:
         """Return the idle column that goes next, which is none of the idle ones any more."""
         for pile in self._piles:

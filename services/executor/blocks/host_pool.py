@@ -122,6 +122,13 @@ class HostPool:
         self.give_back(self.cache.evict(num_slots - len(self._free)))
         return [self._free.pop() for _ in range(num_slots)]
 
+    def take_spare(self, num_slots: int) -> list[int] | None:
+        """Return slots that are promised to no request and that nothing kept has to go for; None,
+        and nothing changed, if there are not enough.
+        """
+        spare = self.cache.can_evict(num_slots - len(self._free))
+        return self.take(SlotPromise(), num_slots) if spare else None
+
     def give_back(self, slots: Sequence[int]) -> None:
         for slot in reversed(slots):
             if slot in self._quarantined:

@@ -9,11 +9,11 @@ Those of a *prompt copy* are for requests to come, and stay.
 Slots, orders and links are those of full blocks: the pages of all groups are the same memory.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from services.executor.blocks.host_pool import HostPool, SlotPromise
+from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.residency import RequestKV, SideCopy, SideStage
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.sides.side_groups import SideGroups
@@ -63,24 +63,29 @@ class SideCopies:
         """Begin to copy what a request has; False if the host has no room for all of it."""
         kv.side_copy = SideCopy(num_tokens=kv.num_tokens, stage=SideStage.FAILED)
         num_more = sum(kv.num_full_blocks - len(group.host_slots) for group in kv.groups)
-        return kv.mirrored and self._begin(kv, kv.side_copy, kv.promise, num_more)
+
+        def take(num_slots: int) -> list[int] | None:
+            has_room = self._host.can_take(kv.promise, num_slots + num_more)
+            return self._host.take(kv.promise, num_slots) if has_room else None
+
+        return kv.mirrored and self._begin(kv, kv.side_copy, take)
 
     def begin_prompt(self, kv: RequestKV, tokens: tuple[int, ...]) -> bool:
         """Begin to copy what a request has whose prompt ends with `tokens`, behind full blocks.
 
-        In room that was promised to none; False if there is too little.
+        In room that was promised to no request, nor is for what is kept; False if there is too
+        little.
         """
         kv.prompt_copy = SideCopy(num_tokens=kv.num_tokens, stage=SideStage.FAILED, tokens=tokens)
-        return self._begin(kv, kv.prompt_copy, SlotPromise(), 0)
+        return self._begin(kv, kv.prompt_copy, self._host.take_spare)
 
-    def _begin(self, kv: RequestKV, copy: SideCopy, promise: SlotPromise, num_more: int) -> bool:
-        """`num_more`: slots that must be left for what else the request copies."""
+    def _begin(
+        self, kv: RequestKV, copy: SideCopy, take: Callable[[int], list[int] | None]
+    ) -> bool:
         positions = side_copy_positions(self._geometry, num_tokens=kv.num_tokens)
-        num_slots = sum(map(len, positions))
-        if not self._host.can_take(promise, num_slots + num_more):
+        slots = take(sum(map(len, positions)))
+        if slots is None:
             return False
-        slots = self._host.take(promise, num_slots)
-        assert slots is not None
         self._sides.slide(kv.request_id, num_tokens=kv.num_tokens)
         copy.positions, copy.stage = positions, SideStage.LEAVES
         copy.slots = [[slots.pop() for _ in stretch] for stretch in positions]

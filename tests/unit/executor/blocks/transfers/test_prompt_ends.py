@@ -3,10 +3,13 @@
 import pytest
 
 from services.control.prefixes.anchors import Anchor
+from services.control.prefixes.prefix_cache import Column
+from services.control.prefixes.retention import RetentionBudget
+from services.executor.blocks.host_pool import SlotPromise
 from services.executor.blocks.residency import RequestKV, SideStage
 from services.executor.blocks.transfers.losses import Losses
 from services.executor.step_messages import FailureCause, StepFeedback
-from tests.unit.executor.blocks.transfers.test_turn_ends import TOKENS, Rig, keys
+from tests.unit.executor.blocks.transfers.test_turn_ends import NUM_GROUPS, TOKENS, Rig, keys
 from tests.unit.executor.simulated_ranks import LateEngine
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -119,6 +122,28 @@ def test_it_goes_on_at_once_without_a_full_block_or_without_room(num_tokens: int
     assert not rig.stands(kv, num_tokens)
     assert not rig.stands(kv, num_tokens)
     rig.sim.owner.check_integrity()
+
+
+def test_nothing_that_is_kept_goes_for_an_anchor() -> None:
+    rig = PromptRig(num_slots=110)  # 60 are promised; of what is left columns have 44
+    kv = rig.begin(21)
+    host, cache = rig.sim.owner.host, rig.sim.owner.host.cache
+    columns = [
+        Column(f"kept{n}", tuple(host.take(SlotPromise(), NUM_GROUPS) or ()), uid=0)
+        for n in range(11)
+    ]
+    for column in columns:
+        cache.publish(column)
+    host.release(columns)
+    budget = RetentionBudget(num_columns=99, column_s=9e9)
+    cache.retain("alice", "s", [(column.key, 600.0) for column in columns], budget)
+
+    assert not rig.stands(kv)
+
+    assert cache.num_columns >= len(columns)
+    cache.retention.release("alice", "s")
+    kv.prompt_copy = None
+    assert rig.stands(kv)
 
 
 def test_what_was_promised_to_a_request_is_not_taken_for_its_anchor() -> None:
