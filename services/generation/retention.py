@@ -45,7 +45,7 @@ class RejectedRetention(Enum):
     """Why nothing is kept."""
 
     NO_HOST_CACHE = "no_host_cache"  # the executor keeps no prefixes on the host
-    MODEL_KIND = "model_kind"  # nor can it, of this model
+    MODEL_KIND = "model_kind"  # nor can it, of such a part of a prompt, of this model
     KV_LOST = "kv_lost"  # what the request computed is not to be found by others
 
 

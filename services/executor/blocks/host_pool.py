@@ -126,7 +126,7 @@ class HostPool:
         """Return slots that are promised to no request and that nothing kept has to go for; None,
         and nothing changed, if there are not enough.
         """
-        spare = self.cache.can_evict(num_slots - len(self._free))
+        spare = self.cache.can_evict(num_slots + self._num_reserved - len(self._free))
         return self.take(SlotPromise(), num_slots) if spare else None
 
     def give_back(self, slots: Sequence[int]) -> None:
