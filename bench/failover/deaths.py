@@ -181,8 +181,7 @@ def mend(site: Site, name: str, number: int, *, settle_s: float = SETTLE_S) -> N
     place = site.place_in_log
     if site.broken is not None:
         time.sleep(settle_s)
-        site.broken.__exit__(None, None, None)
-        site.broken = None
+        site.end_silence()
         site.wait_connected(1, since=place)
     elif name in IS_DEAD and len(site.executors) > 1:
         site.executors[number].kill()

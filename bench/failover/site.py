@@ -39,12 +39,14 @@ class Site:
         num_executors: int = 2,
         tracker: str = "",
         layer_time: LayerTime | None = None,
+        stalls_s: tuple[float, float] = (LINK_STALL_S, ENGINE_STALL_S),
         **settings: object,
     ) -> None:
         """`tracker`: its address, if there is one. `layer_time`: of the executors, if they are on
-        an emulated device. `settings`: theirs, without their prefix.
+        an emulated device. `stalls_s`: after which the gateway takes a silent link, and an engine
+        without steps, for lost. `settings`: executors', without their prefix.
         """
-        self._folder, self._tracker = folder, tracker
+        self._folder, self._tracker, self._stalls_s = folder, tracker, stalls_s
         self.broken: AbstractContextManager[None] | None = None  # a link that is silent
         self.executors = [
             ExecutorProcess(
@@ -69,8 +71,8 @@ class Site:
             "EVENFLOW_GATEWAY_EXECUTORS": ",".join(link.address for link in self.links),
             "EVENFLOW_GATEWAY_METRICS_PORT": 0,
             "EVENFLOW_GATEWAY_TRACKER": self._tracker,
-            "EVENFLOW_GATEWAY_LINK_STALL_S": LINK_STALL_S,
-            "EVENFLOW_GATEWAY_ENGINE_STALL_S": ENGINE_STALL_S,
+            "EVENFLOW_GATEWAY_LINK_STALL_S": self._stalls_s[0],
+            "EVENFLOW_GATEWAY_ENGINE_STALL_S": self._stalls_s[1],
             "EVENFLOW_GATEWAY_FAILOVER_TIMEOUT_S": FAILOVER_TIMEOUT_S,
             "EVENFLOW_GATEWAY_FAILOVER_OVERLAP_TOKENS": OVERLAP_TOKENS,
         }
@@ -92,12 +94,19 @@ class Site:
                 stack.callback(executor.stop)
             for link in linked:
                 stack.enter_context(link)
+            stack.callback(self.end_silence)
             stack.enter_context(self.gateway(self.edge, self._folder / "gateway.log"))
             for executor in self.executors:
                 executor.wait_serving()
             wait_until(lambda: is_ready(self.edge.url), "the gateway is ready")
             self.wait_connected(len(linked))
             yield self
+
+    def end_silence(self) -> None:
+        """Let a silent link speak again, if there is one."""
+        broken, self.broken = self.broken, None
+        if broken is not None:
+            broken.__exit__(None, None, None)
 
     def wait_connected(self, num_executors: int, since: int = 0) -> None:
         """Wait until so many executors have been connected, counted from a place in the log."""

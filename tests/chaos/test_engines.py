@@ -31,6 +31,9 @@ NUM_FEW_TOKENS = 24  # of one that is not compared
 MIN_MOVES = 10  # over all rounds: a load may have been answered before its fault
 BESIDE = tuple(itertools.product(("planner", "tracker", "redis"), ("kill", "end", "stop")))
 AWAY_S = 2.0
+# Longer than a busy machine lets a process stand: two executors that are lost to a request at once
+# make it a suspect.
+STALLS_S = (15.0, 25.0)
 
 
 @contextmanager
@@ -63,6 +66,7 @@ def test_answers_are_what_they_would_have_been(tmp_path: Path) -> None:
         site = Site(
             tmp_path,
             tracker=stack.address("tracker"),
+            stalls_s=STALLS_S,
             PLANNER_ADDRESS=stack.address("planner"),
             LAYERWISE_KV="true",  # so that the planner is asked
             KV_HOST_MEMORY_BYTES=64 << 20,
