@@ -1765,6 +1765,13 @@ MUTATIONS = (
         PROMPT_ENDS,
     ),
     Mutation(
+        "an anchor that is kept is in no budget",
+        f"{EXECUTOR}/scheduler/retaining.py",
+        "num_shares = -(-num_slots // geometry.num_groups)",
+        "num_shares = 0 * num_slots",
+        ("tests/unit/executor/scheduler/test_retaining_anchors.py",),
+    ),
+    Mutation(
         "an anchor of a request whose KV is wrong",
         f"{EXECUTOR}/blocks/transfers/losses.py",
         "self._transfers.turn_ends.drop(lost)",
