@@ -35,9 +35,9 @@ REAL = Model(directory=demo_model, num_layers=30)  # SmolLM2-135M
 # Shaped as gpt-oss: of eight layers four keep a window, and never leave.
 WINDOWS = Model(directory=partial(kind_model, "gpt_oss"), num_layers=4)
 TITLES = {
-    id(TINY): "the exactness model",
-    id(REAL): "SmolLM2-135M",
-    id(WINDOWS): "a gpt-oss-shaped model",
+    TINY: "the exactness model",
+    REAL: "SmolLM2-135M",
+    WINDOWS: "a gpt-oss-shaped model",
 }
 
 
@@ -242,7 +242,7 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 
 def benchmark(name: str) -> Benchmark:
     setting = SETTINGS[name]
-    model = TITLES[id(setting.model)]
+    model = TITLES[setting.model]
     return Benchmark(
         name=name,
         title=f"Ten turns of eight conversations, {model}, a pool of {setting.pool_tokens} tokens",

@@ -9,7 +9,7 @@ from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfers.transfers import Transfers
-from services.executor.request_tag import tool_turn_of
+from services.executor.scheduler.retaining import tool_turn
 from services.executor.scheduler.run_control import RunControl
 from services.executor.scheduler.vllm_scheduler import NEVER, VllmScheduler
 
@@ -42,9 +42,9 @@ class LineControl(RunControl):
         """Have requests that may call tools stand still while their prompts' anchors are copied."""
         for request in self._scheduler.running:
             record = self._line.record_of(request)
-            params, kv = request.sampling_params, record.kv
+            kv = record.kv
             at_end = request.num_computed_tokens == request.num_prompt_tokens
-            if not at_end or kv is None or tool_turn_of(params and params.extra_args) is None:
+            if not at_end or kv is None or tool_turn(request) is None:
                 continue
             is_drained = request.num_in_flight_tokens == 0
             prompt = request.prompt_token_ids or ()

@@ -94,7 +94,7 @@ class Retaining:
 
     def _note_turn(self, request: Request, num_tokens: int, now_s: float) -> None:
         awaited_s = self._awaited_s.pop(request.request_id, None)
-        turn = _turn(request)
+        turn = tool_turn(request)
         if turn is None or self._why_not(request, num_tokens) is not None:
             return
         ended = _EndedTurn(turn, request.block_hashes, num_tokens)
@@ -240,7 +240,7 @@ class Retaining:
         """
         asked_end, seconds = kept.spans[-1]
         end = min(asked_end or num_tokens, num_tokens)
-        at_prompts_end = end == request.num_prompt_tokens and _turn(request) is not None
+        at_prompts_end = end == request.num_prompt_tokens and tool_turn(request) is not None
         if end < num_tokens and not at_prompts_end:
             return Retained(status=RetentionStatus.REJECTED, reason=RejectedRetention.MODEL_KIND)
         columns, budget = self._to_anchor(request.block_hashes, end, now_s + seconds), self._budget
@@ -295,7 +295,8 @@ def _kept(request: Request) -> KeptTokens | None:
     return kept_of(params and params.extra_args)
 
 
-def _turn(request: Request) -> ToolTurn | None:
+def tool_turn(request: Request) -> ToolTurn | None:
+    """Return what is kept of a request if its answer calls tools; None if it cannot."""
     params = request.sampling_params
     return tool_turn_of(params and params.extra_args)
 
