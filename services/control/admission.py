@@ -56,6 +56,7 @@ class Admission(Generic[RequestT, KVT]):
         self._policy, self._engine, self._order = policy, order.engine, order
         self._ledger, self._meter, self._shares = ledger, meter, shares
         self._valid_until_s = -math.inf
+        self._unseen: list[RequestRecord[KVT]] = []  # in the queue, and held: not decided about
 
     @property
     def layers_leave(self) -> bool:
@@ -69,11 +70,14 @@ class Admission(Generic[RequestT, KVT]):
     def before_schedule(self, now_s: float) -> list[Reason]:
         """Decide if it is time to, and carry it out; return the reasons that are new."""
         new: list[Reason] = []
-        if now_s >= self._valid_until_s:
+        comes_back = not all(record.holds for record in self._unseen)
+        if now_s >= self._valid_until_s or comes_back:
             snapshot = self.snapshot(now_s)
             self.decision = decision = self._policy(snapshot)
             self._valid_until_s = now_s + decision.valid_for_s
             self.num_decisions += 1
+            queued = (self._engine.records[one.request_id] for one in self._engine.waiting)
+            self._unseen = [record for record in queued if record.holds]
             self._carry_out(decision, snapshot)
             new = self._new_reasons(decision, snapshot)
         if not self.layers_leave:

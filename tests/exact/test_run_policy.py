@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,28 @@ def test_the_products_policy_leaves_the_tokens_exact(
         assert outcome.tokens == expected.tokens
         assert runner.scheduler.loop.admission.num_decisions >= 20
         assert (counters.num_pauses - num_pauses >= 10) is (max_in_hand_s is not None)
+
+
+def test_one_that_was_held_in_the_queue_goes_on_with_nothing_else_there(
+    runner: StepRunner, expected: Outcome
+) -> None:
+    """The policy has decided for as long as nothing changes: it was shown no request."""
+    (alone,) = [replace(one, step=0) for one in mixed() if one.request_id == "r1"]
+
+    def hold_for_a_while(scheduler: Any, step: int) -> None:
+        for name, record in scheduler.records.items():
+            if step == 20:
+                scheduler.engine.park(record)
+            if step in (20, 60):
+                scheduler.hold({name: step == 20})
+            if step == 60:
+                assert record.is_parked
+
+    with asking(runner, "", policy="evenflow"):
+        outcome = runner.run([alone], hook=hold_for_a_while)
+
+        assert outcome.tokens["r1"] == expected.tokens["r1"]
+        assert runner.scheduler.block_owner.counters.num_parks
 
 
 def test_fair_shares_leave_the_tokens_exact(runner: StepRunner, expected: Outcome) -> None:

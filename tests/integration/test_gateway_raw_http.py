@@ -7,8 +7,10 @@ import zlib
 
 import pytest
 
+from services.gateway.types import RequestId
+from tests.coming_back import Reading
 from tests.fake_executor import EVENT_TIMEOUT_S
-from tests.gateways import Client, chat_body, gateway_for, stream_body
+from tests.gateways import Client, chat_body, gateway_for, stream_body, until
 
 CHAT = "/v1/chat/completions"
 WHOLE = json.dumps(chat_body()).encode()
@@ -220,6 +222,39 @@ async def test_a_generation_ends_when_its_client_closes_its_side(client, executo
 
     await reader.read()
     writer.close()
+
+
+async def test_a_stream_that_is_read_on_ends_when_its_client_closes_its_side(
+    client, executor
+) -> None:
+    """What is read with GET is short, but for streams: nothing may ever be written there again."""
+    executor.script.midway.clear()
+    reading = Reading(client, "r")
+    await reading.begin(CHAT, stream_body(evenflow={"resumable": True}), 1)
+    stream = client.gateway.streams.named(RequestId("r"))
+    await until(lambda: stream.is_detached)
+
+    reader, writer = await asyncio.open_connection("127.0.0.1", client.gateway.http_port)
+    writer.write(rendered("GET", "/v1/streams/r"))
+    await reader.readuntil(b"id: r/1")
+    assert not stream.is_detached
+    writer.write_eof()
+    await until(lambda: stream.is_detached)
+    async with asyncio.timeout(EVENT_TIMEOUT_S):
+        await reader.read()
+    writer.close()
+
+    assert not await answers(client, rendered("GET", "/v1/streams/r"), ends=True)
+    executor.script.midway.set()
+    await reading.go_on(1 << 30)
+    assert reading.text.endswith(b"[DONE]\n\n")
+
+
+async def test_half_a_request_behind_a_get_ends_with_its_client_s_side(client, caplog) -> None:
+    answered = await answers(client, rendered("GET", "/v1/models") + b"GET /he", ends=True)
+
+    assert statuses(answered) == [200]
+    assert not caplog.records
 
 
 async def test_a_connection_ends_with_its_client_s_side_between_two_requests(client) -> None:

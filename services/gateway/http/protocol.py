@@ -60,6 +60,8 @@ class StreamedBody:
         self._plain = plain
         self._loop = asyncio.get_running_loop()
         self._unsent = b""
+        self.has_begun = False
+        self.client_closed = False  # its side
 
     @property
     def is_open(self) -> bool:
@@ -67,7 +69,12 @@ class StreamedBody:
         return not self._flow.write_paused
 
     def begin(self) -> None:
-        """Have the head, which is sent next, say how this body goes."""
+        """Have the head, which is sent next, say how this body goes; a client that may have left
+        gets none, for it may be long.
+        """
+        self.has_begun = True
+        if self.client_closed:
+            self._transport.close()
         if self._plain is not None:
             self._plain.chunked_encoding = False
 
@@ -179,11 +186,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answer what a client has got to ask before it closed its side, unless that may be long:
-        one that has left looks the same, and nothing is to be generated for it.
+        one that has left looks the same, and nothing is to be generated or streamed for it.
         """
-        is_short = self._is_answering and self.scope["method"] in SAFE_METHODS
-        if self.pipeline or not is_short or self.scheme == "https":  # TLS has no such half
+        if self.pipeline or not self._is_answering or self.scheme == "https":  # TLS has no half
             return False
+        scope = self.cycle.scope
+        body: StreamedBody = scope[BODY]  # type: ignore[literal-required]
+        if scope["method"] not in SAFE_METHODS or body.has_begun:
+            return False
+        body.client_closed = True
         self.cycle.keep_alive = False
         return True
 

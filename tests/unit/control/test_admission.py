@@ -16,7 +16,7 @@ from services.pacing.request_buffer import RequestBuffer
 from services.pacing.types import ServiceLevel
 from services.placement.layer_placement import ALL_RESIDENT
 from services.placement.run.reason import Reason
-from services.placement.run.types import RunDecision, RunPhase, RunSnapshot
+from services.placement.run.types import IDLE, RunDecision, RunPhase, RunSnapshot
 from services.placement.types import RequestId
 from tests.unit.control.fake_engine import FakeEngine
 
@@ -62,6 +62,25 @@ def test_a_decision_holds_as_long_as_it_says_and_no_longer_than_anything_changes
     bench.before_schedule()
     assert len(bench.asked) == 3
     assert bench.line.decision is bench.answer
+
+
+def test_one_that_was_held_in_the_queue_is_decided_about_as_soon_as_it_may_run() -> None:
+    """However long the decision holds: there may be nothing else to end it."""
+    bench = Bench()
+    bench.answer = IDLE
+    bench.add("parked", RunPhase.PARKED)
+    record = bench.engine.records["parked"]
+    record.hold(Hold.REST, bench.now_s)
+    bench.before_schedule()
+    bench.before_schedule()
+    assert len(bench.asked) == 1
+
+    record.release(Hold.REST, bench.now_s)
+    bench.before_schedule()
+    bench.before_schedule()
+    assert len(bench.asked) == 2
+    (seen,) = bench.asked[-1].requests
+    assert seen.request_id == "parked"
 
 
 def test_who_is_parked_is_told_to_the_engine_once_and_counted() -> None:
