@@ -7,6 +7,7 @@ the host; layers leave and come back, and requests pause and are parked, at rand
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -18,6 +19,7 @@ from services.control.options import ControllerOptions
 from tests.exact.cases import SLOW_LINK, STANDING, make_case
 from tests.exact.continued import MAX_TOKENS, Answer, Question, ask, questions, stopping
 from tests.exact.evidence import assert_pool_is_whole
+from tests.exact.kinds import CASES, start
 
 # Engines run in this process: their warnings are not ours to fail on.
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_800)]
@@ -25,23 +27,35 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1_800)]
 PLAIN = EngineCase(num_blocks=4_096, controller=ControllerOptions(), prefix_caching=True)
 
 
+@contextmanager
+def started(case: EngineCase) -> Iterator[StepRunner]:
+    runner = start(case)
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
 @pytest.fixture(scope="module")
 def plain() -> Iterator[StepRunner]:
-    runner = StepRunner(PLAIN)
-    yield runner
-    runner.close()
+    with started(PLAIN) as runner:
+        yield runner
 
 
 Known = tuple[dict[str, Question], dict[str, Answer]]
 
 
-@pytest.fixture(scope="module")
-def undisturbed(plain: StepRunner) -> Known:
-    """What is asked, and what is answered without an interruption."""
+def answered(plain: StepRunner) -> Known:
+    """Return what is asked, and what is answered without an interruption."""
     asked = questions(1)
     answers = ask(plain, asked)
     strings = stopping(answers, asked)
     return asked | strings, answers | ask(plain, strings)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(plain: StepRunner) -> Known:
+    return answered(plain)
 
 
 # How much of an answer of so many tokens is known.
@@ -153,15 +167,12 @@ NIGHTLY_PLAIN = {
 @pytest.mark.nightly
 @pytest.mark.parametrize("case", NIGHTLY_PLAIN.values(), ids=NIGHTLY_PLAIN)
 def test_on_another_engine_that_keeps_its_own_blocks(undisturbed: Known, case: EngineCase) -> None:
-    runner = StepRunner(case)
-    try:
+    with started(case) as runner:
         for num_known in CUTS.values():
             begun, lengths = cut(undisturbed, num_known)
 
             assert_continued(undisturbed, lengths, ask(runner, begun))
         assert_continued_behind_every_token(undisturbed, runner)
-    finally:
-        runner.close()
 
 
 LAYERWISE = STANDING | {
@@ -178,9 +189,8 @@ LAYERWISE = STANDING | {
     ],
 )
 def layers(request: pytest.FixtureRequest, undisturbed: Known) -> Iterator[StepRunner]:
-    runner = StepRunner(request.param)
-    yield runner
-    runner.close()
+    with started(request.param) as runner:
+        yield runner
 
 
 @AT_EACH_CUT
@@ -199,3 +209,20 @@ def test_while_layers_move_and_requests_pause_and_are_parked(
 def test_behind_every_token_while_layers_move(layers: StepRunner, undisturbed: Known) -> None:
     assert_continued_behind_every_token(undisturbed, layers)
     assert_pool_is_whole(layers)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["gpt_oss", "granite4"])
+def test_behind_every_token_of_other_models_while_layers_move(name: str) -> None:
+    """Those with windows, and those with states, beside full attention."""
+    case = CASES[name]
+    whole = replace(case, kv=None, controller=ControllerOptions(), num_blocks=4_096)
+    with started(whole) as plain:
+        known = answered(plain)
+        for num_tokens in range(1, MAX_TOKENS + 1):
+            begun, lengths = cut(known, partial(min, num_tokens))
+
+            assert_continued(known, lengths, ask(plain, begun))
+    with started(case) as runner:
+        assert_continued_behind_every_token(known, runner)
+        assert_pool_is_whole(runner)
