@@ -61,6 +61,8 @@ OWN = {
         "tensor_parallel_size",
         "pipeline_parallel_size",
         "layerwise_kv",
+        "kv_events_endpoint",
+        "kv_events_topic",
         "kv_host_memory_bytes",
         "drain_timeout_s",
         "nodes",

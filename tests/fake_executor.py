@@ -105,7 +105,7 @@ class Session:
         self.running: defaultdict[str, asyncio.Event] = defaultdict(open_gate)  # unless held
         self.ids: dict[str, str] = {}  # of requests, by what their clients call them
         self.end_code = grpc.StatusCode.OK
-        self.num_steps = 0  # 0: it is not said
+        self.num_steps: int | None = None  # None: it is not said
         self.is_leaving = False
         self._sequence = 0
         self._num_left = max_model_len - NUM_PROMPT_TOKENS

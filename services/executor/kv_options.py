@@ -155,6 +155,7 @@ def check_supported(vllm_config: "VllmConfig") -> None:
     num_stages = parallel.pipeline_parallel_size
     graphs = vllm_config.compilation_config.cudagraph_mode
     cache_dtype = vllm_config.cache_config.cache_dtype
+    events = vllm_config.kv_events_config
     has_sides = keeps_less_kv(vllm_config)
     kind = refused_kind(model.hf_config.to_dict(), max_model_len=model.max_model_len)
     refusals = {
@@ -163,6 +164,7 @@ def check_supported(vllm_config: "VllmConfig") -> None:
             current_platform.is_cpu() or current_platform.is_cuda()
         ),
         "enable_prefix_caching": vllm_config.cache_config.enable_prefix_caching,
+        "kv_events_config": events is not None and events.enable_kv_cache_events,
         f"kv_cache_dtype={cache_dtype}": cache_dtype not in COMPARED_KV_DTYPES,
         **_refusals_of_drafts(vllm_config),
         "kv_sharing_fast_prefill": vllm_config.cache_config.kv_sharing_fast_prefill,

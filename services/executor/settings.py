@@ -108,6 +108,10 @@ class ExecutorSettings(ServiceSettings):
     # Requests begin with the KV of earlier ones: in the pool, with layer-wise KV on the host.
     # Unset: yes, where it works.
     enable_prefix_caching: bool | None = None
+    # "tcp://*:PORT" to listen, "tcp://HOST:PORT" to call a listener: ZeroMQ, where vLLM tells which
+    # blocks of its own prefix cache come and go (docs/kubernetes.md); empty: it tells none.
+    kv_events_endpoint: str = Field(default="", pattern=r"^(tcp://.+:\d+)?$")
+    kv_events_topic: str = ""  # of what it tells
 
     block_size: int | None = Field(default=None, ge=1)  # tokens
     num_gpu_blocks_override: int | None = Field(default=None, ge=1)

@@ -41,8 +41,8 @@ class StreamGoneError(NotFoundError):
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
-            f'the stream "{request_id}" is not kept any more: send its request again, with the '
-            "tokens that you have in evenflow.resume"
+            f'the stream "{request_id}" is not kept any more: send its request again, over chat, '
+            "completions and gRPC with the tokens that you have in evenflow.resume"
         )
 
 

@@ -130,6 +130,18 @@ def test_a_side_car_calls_its_executor_within_the_pod_and_no_other_ones() -> Non
     }
 
 
+def test_kv_events_tell_prompts_and_only_who_is_named_may_subscribe() -> None:
+    events = "poolDefaults.kvEvents.port=5557,poolDefaults.layerwiseKv=false"
+    named = "networkPolicy.kvEvents[0].namespaceSelector.matchLabels.name=picker"
+
+    def heard(*arguments: str) -> set[Call]:
+        found = objects(render("--set", events, *arguments, values=EXAMPLES["cpu"]))
+        return {call for call in served(found, reachable(found)) if call[2] == 5557}
+
+    assert heard() == set()
+    assert heard("--set", named) == {("client", "executor", 5557)}
+
+
 def test_a_pod_without_a_policy_would_show() -> None:
     found = objects(render(values=EXAMPLES["cpu"]))
     open_planner = [

@@ -131,6 +131,10 @@ def test_a_typo_is_refused_by_the_schema(mistyped: str, named: str) -> None:
             "pool a: device cpu uses no GPUs, and gpus is 1",
         ),
         (
+            ["--set", "poolDefaults.kvEvents.port=5557"],
+            "pool main: kvEvents tell of vLLM's own prefix cache, which layerwiseKv is in place of",
+        ),
+        (
             ["--set", "pools[0].name=a,pools[0].model=/models/m"],
             "pool a: the model is in /models, and modelVolume names no volume for it",
         ),

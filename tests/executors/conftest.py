@@ -6,6 +6,7 @@ import pytest
 
 from lab.executor_client import GatewayStream
 from lab.stack.executor_process import ExecutorProcess
+from lab.stack.ports import free_port
 from tests.otlp_receiver import OtlpReceiver, otlp_receiver
 
 
@@ -20,8 +21,13 @@ def plain_executor(
     tmp_path_factory: pytest.TempPathFactory, collector: OtlpReceiver
 ) -> Iterator[ExecutorProcess]:
     """An executor without layer-wise KV, whose spans the collector takes."""
-    log = tmp_path_factory.mktemp("executor") / "executor.log"
-    process = ExecutorProcess(log, KV_MAX_PAUSE_S=3_600, OTLP_TRACES_ENDPOINT=collector.endpoint)
+    process = ExecutorProcess(
+        tmp_path_factory.mktemp("executor") / "executor.log",
+        KV_MAX_PAUSE_S=3_600,
+        OTLP_TRACES_ENDPOINT=collector.endpoint,
+        KV_EVENTS_ENDPOINT=f"tcp://*:{free_port()}",
+        KV_EVENTS_TOPIC="kv@127.0.0.1@exactness",
+    )
     with process.serving():
         yield process
 

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from vllm.renderers import BaseRenderer, renderer_from_config
 
 from lab.models import exactness_model
 from services.executor.engine.config import make_config
+from services.executor.prompts.preparation import Preparation
 from services.executor.prompts.prompt_renderer import PromptRenderer
 from services.executor.settings import ExecutorSettings
-from services.executor.types import PromptOverflow, RejectCode, RejectedError
+from services.executor.types import PromptOverflow, RejectCode, RejectedError, Submission
 from services.generation.conversation import ChatMessage
 from services.generation.prompts import (
     ChatPrompt,
@@ -21,6 +23,7 @@ from services.generation.prompts import (
     TokenizeOptions,
     TokenPrompt,
 )
+from services.generation.sampling_params import SamplingParams
 from tests.fake_executor import EVENT_TIMEOUT_S
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -131,3 +134,44 @@ async def test_token_ids_that_are_too_many_are_counted(
     overflow = await overflow_of(renderer, TokenPrompt((5,) * num_tokens))
 
     assert overflow == PromptOverflow(num_prompt_tokens=num_tokens, max_model_len=MAX_MODEL_LEN)
+
+
+@pytest.mark.parametrize(("rendered_at_s", "year"), [(86_400.0 * 200, "1970"), (0.0, "20")])
+async def test_a_conversation_that_moves_has_the_date_of_its_first_rendering(
+    vllm_renderer: BaseRenderer, monkeypatch: pytest.MonkeyPatch, rendered_at_s: float, year: str
+) -> None:
+    """Where its template asks for the time."""
+    tokenizer = vllm_renderer.get_tokenizer()
+    tokenizer.chat_template = "{{ strftime_now('%Y') }} {{ messages[0].content }}"
+    settings = ExecutorSettings(model=str(exactness_model()))
+    llm: Any = SimpleNamespace(
+        renderer=vllm_renderer,
+        model_config=vllm_renderer.model_config,
+        vllm_config=vllm_renderer.config,
+    )
+    preparation = Preparation(llm, PromptRenderer(vllm_renderer), settings)
+    submission = Submission(
+        request_id="r",
+        generation=1,
+        model="exactness",
+        prompt=chat("Which year is it?"),
+        sampling=SamplingParams(max_tokens=1),
+        rendered_at_s=rendered_at_s,
+    )
+    seen = []
+
+    async def process(_: Any, rendered: Any, *_args: Any) -> None:
+        seen.append(tokenizer.decode(rendered["prompt_token_ids"]))
+        raise EnoughSeenError
+
+    monkeypatch.setattr(preparation, "_process", process)
+    with pytest.raises(EnoughSeenError):
+        await preparation.prepare([submission])
+    await preparation.close()
+
+    assert seen[0].startswith(year)
+    assert seen[0].endswith("Which year is it?")
+
+
+class EnoughSeenError(Exception):
+    """No more need be prepared."""

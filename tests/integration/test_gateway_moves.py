@@ -408,6 +408,23 @@ async def test_when_all_executors_refuse_an_answer_the_error_says_why() -> None:
     assert len(second.resumed) == 1
 
 
+@pytest.mark.logs("request_not_moved")
+async def test_an_answer_that_finds_no_room_in_time_says_so() -> None:
+    first, second = Machine(0), Machine(1)
+    for machine in (first, second):
+        machine.goes_on.clear()
+        refuse_resumes(machine, FULL)
+    async with running(first, second, failover_timeout_s=1.0) as client:
+        streams = await streams_midway(client, 2)
+        await first.kill()
+        second.goes_on.set()
+        answers = await asyncio.gather(*streams)
+
+    (error,) = (error_in(answer) for answer in answers if "[DONE]" not in answer)
+    assert FULL.message in error["message"]
+    assert second.resumed
+
+
 async def test_an_executor_without_room_is_asked_again() -> None:
     expected = await streams_undisturbed(2)
     first, second = Machine(0), Machine(1)

@@ -292,6 +292,48 @@ def test_an_option_of_vllms_that_brings_another_connector_is_refused() -> None:
         make_config(make_settings(engine_args=("--kv-offloading-size", "1")))
 
 
+EVENTS = ("--kv-events-config", '{"enable_kv_cache_events": true}')
+
+
+def test_what_is_told_of_vllms_own_cache_is_what_vllm_tells() -> None:
+    told = {"kv_events_endpoint": "tcp://*:5557", "kv_events_topic": "kv@a"}
+    events = make_config(make_settings(layerwise_kv=False, **told)).kv_events_config
+
+    assert (events.enable_kv_cache_events, events.publisher) == (True, "zmq")
+    assert (events.endpoint, events.topic) == ("tcp://*:5557", "kv@a")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ({"kv_events_endpoint": "tcp://*:5557"}, "kv_events_endpoint"),
+        (
+            {
+                "kv_events_endpoint": "tcp://*:5557",
+                "layerwise_kv": False,
+                "enable_prefix_caching": False,
+            },
+            "kv_events_endpoint",
+        ),
+        (
+            {
+                "kv_events_endpoint": "tcp://*:5557",
+                "layerwise_kv": False,
+                "engine_args": EVENTS,
+            },
+            "kv_events_config",
+        ),
+        ({"engine_args": EVENTS}, "kv_events_config"),
+    ],
+    ids=["layers", "no cache", "twice", "layers, as an option"],
+)
+def test_where_vllm_has_no_cache_of_its_own_nothing_is_told_of_it(
+    overrides: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ValueError, match=named):
+        make_config(make_settings(**overrides))
+
+
 def pretend(config: Any, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Let a model be of a kind, as vLLM says."""
     monkeypatch.setattr(type(config.model_config), kind, True)

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import structlog
-from vllm.config import StructuredOutputsConfig, VllmConfig
+from vllm.config import KVEventsConfig, StructuredOutputsConfig, VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype, resolve_kv_cache_dtype_string
@@ -87,6 +87,7 @@ def make_config(settings: ExecutorSettings, *, rendezvous_port: int = 0) -> Vllm
         options["worker_cls"] = GPU_WORKER
     options.update(_policy_args(settings))
     options.update(_further_options(settings))
+    options.update(_event_args(settings))
     options.update(_node_args(settings, rendezvous_port))
     options["structured_outputs_config"] = replace(
         options.get("structured_outputs_config", StructuredOutputsConfig()),
@@ -190,7 +191,24 @@ def _further_options(settings: ExecutorSettings) -> dict[str, Any]:
     forms = given.get("structured_outputs_config")
     if forms is not None and forms.reasoning_parser:
         raise ValueError("engine_args: reasoning_parser has a setting of its own")
+    if settings.kv_events_endpoint and "kv_events_config" in given:
+        raise ValueError("engine_args: kv_events_config beside kv_events_endpoint")
     return given
+
+
+def _event_args(settings: ExecutorSettings) -> dict[str, Any]:
+    """Return the engine arguments that have vLLM tell of its own prefix cache."""
+    if not settings.kv_events_endpoint:
+        return {}
+    if settings.uses_layerwise_kv or settings.enable_prefix_caching is False:
+        raise ValueError("kv_events_endpoint: vLLM's own prefix cache is off, nothing is told of")
+    events = KVEventsConfig(
+        enable_kv_cache_events=True,
+        publisher="zmq",
+        endpoint=settings.kv_events_endpoint,
+        topic=settings.kv_events_topic,
+    )
+    return {"kv_events_config": events}
 
 
 def _node_args(settings: ExecutorSettings, rendezvous_port: int) -> dict[str, Any]:

@@ -30,6 +30,8 @@ OF_THE_NODE = frozenset(
         "otlp_traces_endpoint",
         "planner_address",
         "run_log",
+        "kv_events_endpoint",
+        "kv_events_topic",
         "kv_retention_tools_s",
         "tls_cert_file",
         "tls_key_file",

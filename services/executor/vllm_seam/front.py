@@ -49,6 +49,11 @@ CONFIGURATION = (
         calls=("has_full_cudagraphs()", "has_piecewise_cudagraphs()"),
         fields="FULL",
     ),
+    Stated(
+        "vllm.config:KVEventsConfig",
+        calls=("(enable_kv_cache_events, publisher, endpoint, topic)",),
+        fields="enable_kv_cache_events",
+    ),
     Stated("vllm.config:LoadConfig", fields="download_dir load_format"),
     Stated("vllm.config:SpeculativeConfig", fields="method"),
     Stated("vllm.config:AttentionConfig", fields="backend"),

@@ -22,13 +22,13 @@ class Heartbeat:
 
     def __init__(self, limits: StallLimits, now_s: float) -> None:
         self._limits = limits
-        self._num_steps = 0  # 0: it has told none yet, and promises nothing
+        self._num_steps: int | None = None  # None: it tells none, and promises nothing
         self._frame_s = now_s  # of the newest frame, or since when one is due
         self._step_s = now_s  # of the newest step, or since when one is due
         self._checked_s = now_s
 
-    def took(self, num_steps: int, now_s: float) -> None:
-        """Take in that a frame came, and how many steps the engine had ended, 0 if not told."""
+    def took(self, num_steps: int | None, now_s: float) -> None:
+        """Take in that a frame came, and how many steps the engine had ended, if that was told."""
         self._frame_s = now_s
         if num_steps != self._num_steps:
             self._num_steps, self._step_s = num_steps, now_s
@@ -43,7 +43,7 @@ class Heartbeat:
             self._frame_s = now_s
         if is_late or not is_waited_for:
             self._step_s = now_s
-        if not self._num_steps:
+        if self._num_steps is None:
             return None
         if now_s - self._frame_s > self._limits.link_s:
             return LinkStalledError(f"no message came for {self._limits.link_s:g} s")

@@ -349,7 +349,8 @@ class ExecutorLink:
         """Take frames until the stream ends, which is a LinkBrokenError at best."""
         async for frame in call:
             now_s = self._clock()
-            session.heartbeat.took(frame.num_engine_steps, now_s)
+            is_told = frame.HasField("num_engine_steps")
+            session.heartbeat.took(frame.num_engine_steps if is_told else None, now_s)
             for request_id in session.inflight.apply(frame, now_s):
                 session.outbox.abort(request_id)
             if frame.HasField("load"):

@@ -302,6 +302,10 @@ def test_a_frame_keeps_every_field() -> None:
     )
 
 
+def test_an_engine_without_a_step_says_so() -> None:
+    assert convert.frame_to_proto(Frame(sequence=0)).HasField("num_engine_steps")
+
+
 @pytest.mark.parametrize("code", list(RejectCode))
 def test_every_reject_code_has_a_proto_value(code: RejectCode) -> None:
     frame = Frame(sequence=0, rejected=[("a", Rejection(code=code, message="no"))])

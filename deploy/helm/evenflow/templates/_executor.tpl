@@ -26,6 +26,14 @@
     - {name: EVENFLOW_EXECUTOR_PIPELINE_PARALLEL_SIZE, value: {{ $pool.pipelineParallelSize | quote }}}
     - {name: EVENFLOW_EXECUTOR_LAYERWISE_KV, value: {{ $pool.layerwiseKv | quote }}}
     - {name: EVENFLOW_EXECUTOR_KV_HOST_MEMORY_BYTES, value: {{ include "evenflow.scalar" $pool.kvHostMemoryBytes | quote }}}
+    {{- with $pool.kvEvents }}
+    {{- if .port }}
+    - name: POD_IP
+      valueFrom: {fieldRef: {fieldPath: status.podIP}}
+    - {name: EVENFLOW_EXECUTOR_KV_EVENTS_ENDPOINT, value: "tcp://*:{{ .port }}"}
+    - {name: EVENFLOW_EXECUTOR_KV_EVENTS_TOPIC, value: {{ .topic | default (printf "kv@$(POD_IP):8000@%s" ($pool.servedModelName | default (base $pool.model))) | quote }}}
+    {{- end }}
+    {{- end }}
     {{- with $pool.hubTokenSecret }}
     {{- if .name }}
     - name: HF_TOKEN
@@ -36,6 +44,9 @@
   ports:
     - {name: engine-grpc, containerPort: 50051}
     - {name: engine-metrics, containerPort: 9051}
+    {{- with $pool.kvEvents.port }}
+    - {name: kv-events, containerPort: {{ . }}}
+    {{- end }}
   startupProbe:
     {{- include "evenflow.healthProbe" (list $root 50051) | nindent 4 }}
     failureThreshold: {{ divf $pool.startupSeconds 10 | ceil | int }}

@@ -242,7 +242,8 @@ class Moves:
         """Have the last tokens generated again, where they must be the same."""
         generation, home = live.generation, live.home
         assert home is not None
-        how = how_continued(home, to, generation.request.sampling)
+        request = generation.request
+        how = how_continued(home, to, request.model, request.sampling)
         is_exact = Continued.VALID not in (how, generation.continuation.continued)
         generation.continuation.overlap(self._limits.num_overlap if is_exact else 0)
 
@@ -360,10 +361,11 @@ class Moves:
         """Write down that an executor has taken a lost request."""
         generation, home = live.generation, live.home
         assert home is not None
-        step, how = Step.BEGIN_AGAIN, Continued.IDENTICAL
-        if before is not None and generation.num_generated:
-            sampling = generation.request.sampling
-            step, how = Step.CONTINUE, how_continued(before, home, sampling)
+        request, how = generation.request, Continued.VALID
+        if before is not None:
+            how = how_continued(before, home, request.model, request.sampling)
+        goes_on = before is not None and generation.num_generated
+        step = Step.CONTINUE if goes_on else Step.BEGIN_AGAIN
         generation.continuation.moved(how)
         metrics.MOVES.labels(loss.cause.value, step.value).inc()
         told = {

@@ -131,14 +131,17 @@ def cause_of_move(error: ServiceError) -> MoveCause:
     return MoveCause.LINK
 
 
-def how_continued(before: Candidate, after: Candidate, sampling: SamplingParams) -> Continued:
-    """Return what an answer is that goes on at another executor. What is drawn without a seed, or
-    with one beside drafts, might have been another one there, too.
+def how_continued(
+    before: Candidate, after: Candidate, model: str, sampling: SamplingParams
+) -> Continued:
+    """Return what an answer is that goes on, or begins again, at another executor. What is drawn
+    without a seed, or with one beside drafts, might have been another one there, too.
     """
     makes_drafts = before.makes_drafts or after.makes_drafts
     if sampling.temperature and (sampling.seed is None or makes_drafts):
         return Continued.VALID
-    is_alike = before.numerics == after.numerics
+    is_same = before.fingerprints.get(model) == after.fingerprints.get(model)
+    is_alike = is_same and before.numerics == after.numerics
     is_repeatable = before.is_repeatable and after.is_repeatable
     return Continued.IDENTICAL if is_alike and is_repeatable else Continued.VALID
 

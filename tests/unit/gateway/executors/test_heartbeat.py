@@ -39,8 +39,17 @@ def test_silence_is_a_fault_after_three_seconds() -> None:
 
 def test_an_executor_that_never_said_how_many_steps_there_are_may_be_silent() -> None:
     watched = Watched()
-    watched.looked_at(1.0, steps=0)
+    watched.heartbeat.took(None, 0.0)
     assert not watched.looked_at(600.0, steps=None)
+
+
+def test_an_engine_that_has_not_made_a_step_yet_is_watched_as_any_other() -> None:
+    watched = Watched()
+    assert not watched.looked_at(60.0, steps=0)
+    assert isinstance(watched.looked_at(1.0, steps=0), EngineStalledError)
+    silent = Watched()
+    assert not silent.looked_at(1.0, steps=0)
+    assert silent.looked_at(3.5, steps=None)
 
 
 def test_one_without_requests_may_be_silent() -> None:

@@ -195,25 +195,26 @@ def test_unequal_numerics_are_for_the_operator_to_allow() -> None:
         ({}, Continued.IDENTICAL),
         ({"numerics": "another"}, Continued.VALID),
         ({"is_repeatable": False}, Continued.VALID),
+        ({"fingerprints": {"m": "another"}}, Continued.VALID),  # it began again there
     ],
 )
 def test_identical_is_said_only_where_it_holds_at_both(overrides, continued) -> None:
     other = make_candidate(**overrides)
     for sampling in (SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, seed=0)):
-        assert how_continued(HOME, other, sampling) is continued
-        assert how_continued(other, HOME, sampling) is continued
+        assert how_continued(HOME, other, "m", sampling) is continued
+        assert how_continued(other, HOME, "m", sampling) is continued
     unseeded = SamplingParams(temperature=1.0)
-    assert how_continued(HOME, other, unseeded) is Continued.VALID
+    assert how_continued(HOME, other, "m", unseeded) is Continued.VALID
 
 
 def test_a_seed_says_not_what_is_drawn_where_drafts_are_made() -> None:
     drafting = make_candidate(makes_drafts=True)
     seeded, greedy = SamplingParams(temperature=1.0, seed=7), SamplingParams(temperature=0.0)
 
-    assert how_continued(HOME, OTHER, seeded) is Continued.IDENTICAL
-    assert how_continued(HOME, drafting, seeded) is Continued.VALID
-    assert how_continued(drafting, HOME, seeded) is Continued.VALID
-    assert how_continued(drafting, drafting, greedy) is Continued.IDENTICAL
+    assert how_continued(HOME, OTHER, "m", seeded) is Continued.IDENTICAL
+    assert how_continued(HOME, drafting, "m", seeded) is Continued.VALID
+    assert how_continued(drafting, HOME, "m", seeded) is Continued.VALID
+    assert how_continued(drafting, drafting, "m", greedy) is Continued.IDENTICAL
 
 
 @pytest.mark.parametrize(
