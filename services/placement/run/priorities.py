@@ -93,7 +93,7 @@ class _Rest:
     def _yields(self, request: RunRequest) -> bool:
         """Return whether all full blocks that a request has are on the host, and stay there."""
         num_unsaved = request.num_computed_tokens - request.num_host_tokens
-        is_saved = num_unsaved <= self._snapshot.engine.block_size
+        is_saved = num_unsaved < self._snapshot.engine.block_size  # each full block
         rests = self._rules.period_s < request.run_age_s < math.inf
         return request.runs and rests and is_saved and self._keeps
 

@@ -125,8 +125,9 @@ def test_an_urgent_newcomer_takes_the_place_of_the_newest_of_the_others() -> Non
         {"num_host_tokens": 0, "num_computed_tokens": 900},
         {"run_age_s": 0.1},
         {"num_output_tokens": 0, "num_host_tokens": 300, "num_computed_tokens": 317},
+        {"num_host_tokens": 784, "num_computed_tokens": 800},
     ],
-    ids=["no copy", "just came", "a prompt"],
+    ids=["no copy", "just came", "a prompt", "a block that it has just filled"],
 )
 def test_a_request_keeps_its_place_until_its_copy_is_complete(kept: dict[str, float]) -> None:
     low = runs("low", 900, priority=1, **kept)
