@@ -23,11 +23,12 @@ POLL_S = 0.02
 
 def resumable(model: str) -> list[Asked]:
     """Return the requests of the load that are one answer's and tell the ids of its tokens."""
-    return [
-        asked
-        for asked in load(model)
-        if asked.path in ("", CHAT, TEXT) and asked.body.get("n", 1) == 1
-    ]
+    return list(filter(may_resume, load(model)))
+
+
+def may_resume(asked: Asked) -> bool:
+    """Return whether a request may be sent again with the tokens that its reader has."""
+    return asked.path in ("", CHAT, TEXT) and asked.body.get("n", 1) == 1
 
 
 def sent_again(asked: Asked, got: Got) -> Asked:

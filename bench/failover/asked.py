@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -52,6 +54,9 @@ class Asked:
     name: str
     path: str  # of HTTP; empty: over gRPC
     body: dict[str, Any]
+    # Its client breaks its connections behind so many events, one after the other, and comes back:
+    # of what is resumable over HTTP.
+    breaks: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -63,6 +68,11 @@ class Got:
     error: str = ""
     is_taken: bool = False  # a gateway has begun to answer
     is_broken_off: bool = False  # the connection has ended, and no gateway has said why
+    is_gone: bool = False  # its client came back, and the stream could not be taken up
+
+    def as_it_was(self) -> "Got":
+        """Return what is here, as of a request that is yet to be sent again."""
+        return Got(said=defaultdict(str, self.said), arrived_s=[*self.arrived_s])
 
     def add(self, place: str, text: str) -> None:
         self.said[place] += text
@@ -149,6 +159,8 @@ async def ask(edge: Edge, asked: Asked, got: Got | None = None) -> Got:
                 got.add(place, text)
             if said:
                 got.arrived_s.append(time.time())
+    except _GoneError as error:
+        got.error, got.is_gone = f"{error}: {error.__cause__}", True
     except (httpx.HTTPError, aio.AioRpcError, ValueError) as error:
         got.error = f"{type(error).__name__}: {error}"
         got.is_broken_off = isinstance(error, httpx.TransportError) or (
@@ -167,18 +179,58 @@ async def ask_all(edge: Edge, load: list[Asked]) -> dict[str, Got]:
 Said = list[tuple[str, str]]
 
 
+class _GoneError(Exception):
+    """A client came back to a stream, and did not get on with it. What went wrong is the cause."""
+
+
 async def _over_http(edge: Edge, asked: Asked) -> AsyncIterator[Said]:
-    headers = {"x-request-id": f"{MARK}-{asked.name}"}
-    async with (
-        httpx.AsyncClient(base_url=edge.url, timeout=TIMEOUT_S) as client,
-        client.stream("POST", asked.path, json=asked.body, headers=headers) as answer,
-    ):
+    name, last = f"{MARK}-{asked.name}", ""
+    async with httpx.AsyncClient(base_url=edge.url, timeout=TIMEOUT_S) as client:
+        for most in (*asked.breaks, sys.maxsize):
+            comes_back = bool(last)
+            if comes_back:
+                headers = {"last-event-id": last}
+                request = client.stream("GET", f"/v1/streams/{name}", headers=headers)
+            else:
+                headers = {"x-request-id": name}
+                request = client.stream("POST", asked.path, json=asked.body, headers=headers)
+            num_events = 0
+            try:
+                async with aclosing(_events(request)) as events:
+                    async for id, said in events:
+                        last = id or last
+                        yield said
+                        num_events += bool(id)
+                        if num_events == most:
+                            break
+                    else:
+                        return
+            except (httpx.HTTPError, _RefusedError) as error:
+                if comes_back:
+                    raise _GoneError("it came back") from error
+                raise
+
+
+class _RefusedError(ValueError):
+    """A gateway has said no."""
+
+
+async def _events(
+    request: AbstractAsyncContextManager[httpx.Response],
+) -> AsyncGenerator[tuple[str, Said], None]:
+    """Yield what each event says, with its id if it has one; at first nothing."""
+    id = ""
+    async with request as answer:
+        if answer.status_code == httpx.codes.NO_CONTENT:
+            return
         if answer.status_code != httpx.codes.OK:
-            raise ValueError((await answer.aread()).decode())
-        yield []
+            raise _RefusedError((await answer.aread()).decode())
+        yield "", []
         async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                yield _said(json.loads(line.removeprefix("data: ")))
+            if line.startswith("id: "):
+                id = line.removeprefix("id: ")
+            elif line.startswith("data: {"):
+                yield id, _said(json.loads(line.removeprefix("data: ")))
 
 
 def _said(event: dict[str, Any]) -> Said:

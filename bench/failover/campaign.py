@@ -1,8 +1,9 @@
 """`python -m bench.failover campaign`: faults at random, of everything, under mixed requests.
 
 Two executors with engines, two gateways, planner, tracker and Redis. Each is killed, stopped and
-asked to end, engines apart from their fronts; links are cut, silent and slow. Clients whose gateway
-is killed send again from the beginning. Each answer is compared with that of an undisturbed run.
+asked to end, engines and workers apart from their fronts; links are cut, silent and slow. Of the
+clients some break their connections and come back; those whose gateway is killed send again, half
+of them with what they have. Each answer is compared with that of an undisturbed run.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.document import circumstances, save
+from bench.failover.again import may_resume, sent_again
 from bench.failover.asked import Asked, Got, load
 from bench.failover.doors import Answer, Doors
 from bench.failover.site import ENGINE_STALL_S, LINK_STALL_S, OVERLAP_TOKENS, name_of
@@ -42,9 +44,13 @@ from lab.stack.processes import MODEL, Stack, kind_of, stopped
 NUM_TOKENS = 120  # of an answer
 MAX_AWAY_S = 2 * LINK_STALL_S  # of what is stopped, silent or slow
 LAME_DUCK_S = 1.0
+BREAKS_SHARE = 0.1  # of requests over HTTP, whose clients break their connections and come back
+MAX_BREAK = 40  # events, behind which one breaks
+WITH_IDS_SHARE = 0.5  # of those that are sent again, where ids are told
 FAULTS = (
     *itertools.product(
-        ("executor", "engine", "gateway", "planner", "tracker", "redis"), ("killed", "stopped")
+        ("executor", "engine", "worker", "gateway", "planner", "tracker", "redis"),
+        ("killed", "stopped"),
     ),
     *itertools.product(("executor", "gateway", "planner", "tracker", "redis"), ("ended",)),
     *itertools.product(("link",), ("cut", "silent", "slow")),
@@ -63,13 +69,16 @@ class Place:
     def strike(self, what: str, how: str) -> None:
         """Do it, and return when everything is there again."""
         away_s = self._rng.uniform(0.5, MAX_AWAY_S)
-        names = {"executor": EXECUTORS, "engine": EXECUTORS, "gateway": GATEWAYS}
+        names = dict.fromkeys(("executor", "engine", "worker"), EXECUTORS) | {"gateway": GATEWAYS}
         name = self._rng.choice(names.get(what, (what,)))
         match what, how:
             case "link", _:
                 self._strike_link(self._rng.choice(self._links), how, away_s)
             case "engine", "stopped":
                 with stopped(self.stack.engine_processes(name)):
+                    time.sleep(ENGINE_STALL_S + away_s)
+            case "worker", "stopped":
+                with stopped(self.stack.engine_processes(name)[1:]):
                     time.sleep(ENGINE_STALL_S + away_s)
             case _, "stopped":
                 with self.stack.frozen(name):
@@ -90,8 +99,8 @@ class Place:
 
     def _end(self, what: str, name: str, how: str) -> None:
         before = num_connected(self.stack)
-        if what == "engine":
-            self.stack.engine_processes(name)[0].kill()
+        if what in ("engine", "worker"):
+            self.stack.engine_processes(name)[what == "worker"].kill()
             self.stack.wait_exit(name)  # by itself
         else:
             if kind_of(name) == "gateway" and how == "killed":
@@ -107,23 +116,34 @@ class Campaign:
     place: Place
     doors: Doors
     expected: Mapping[str, Got]
+    rng: random.Random  # of clients
     num_answers: int = 0
     num_identical: int = 0
-    num_sent_again: int = 0  # the gateway was killed
+    num_came_back: int = 0  # clients that broke their connections, or one of them
+    num_sent_again: int = 0  # the gateway was killed, or had gone when the client came back
+    num_sent_with_ids: int = 0  # of these
     num_refused: int = 0  # times that no gateway took a request
     wrong: list[list[Any]] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
     faults: Counter[str] = field(default_factory=Counter)
 
     async def ask(self, asked: Asked) -> None:
-        """Have a request answered, from the beginning again if its gateway is killed."""
+        """Have a request answered, and sent again if its gateway is killed."""
         expected = self.expected[asked.name.partition(".")[0]]
+        if asked.path and self.rng.random() < BREAKS_SHARE:
+            asked = self._with_breaks(asked)
+            self.num_came_back += 1
+        request, had = asked, None
         while True:
-            answer = await self.doors.ask(asked, expected)
+            answer = await self.doors.ask(request, expected, had)
             self.num_refused += answer.num_times_by_all
             if not self._is_lost_with_its_gateway(answer):
                 break
             self.num_sent_again += 1
+            request, had = replace(asked, breaks=()), None
+            if may_resume(asked) and self.rng.random() < WITH_IDS_SHARE:
+                request, had = sent_again(request, answer.got), answer.got
+                self.num_sent_with_ids += 1
         self.num_answers += 1
         self.num_identical += answer.is_identical
         if answer.got.error:
@@ -131,11 +151,19 @@ class Campaign:
         elif not answer.is_identical:
             self.wrong.append([asked.name, expected.said, answer.got.said])
 
+    def _with_breaks(self, asked: Asked) -> Asked:
+        """Have a client break its connection some times, and come back."""
+        evenflow = asked.body["evenflow"] | {"resumable": True}
+        breaks = [self.rng.randint(1, MAX_BREAK) for _ in range(self.rng.randint(1, 3))]
+        return replace(asked, body=asked.body | {"evenflow": evenflow}, breaks=breaks)
+
     def _is_lost_with_its_gateway(self, answer: Answer) -> bool:
-        if not answer.got.is_broken_off:
+        if not answer.got.is_broken_off and not answer.got.is_gone:
             return False
         if not answer.got.begins(answer.expected):
             self.wrong.append([answer.asked.name, answer.expected.said, answer.got.said])
+        if answer.got.is_gone:
+            return True
         kills_s = self.place.kills_s[answer.url]
         return any(answer.began_s <= at_s <= answer.ended_s for at_s in kills_s)
 
@@ -155,7 +183,9 @@ class Campaign:
             "wrong": self.wrong,
             "errors": self.errors,
             "unexplained": self.unexplained(),
+            "came_back": self.num_came_back,
             "sent_again": self.num_sent_again,
+            "sent_with_ids": self.num_sent_with_ids,
             "refused": self.num_refused,
             "faults": dict(self.faults),
             "moves": Counter(line["cause"] for line in moved),
@@ -219,6 +249,7 @@ def main(arguments: Sequence[str]) -> int:
             place=Place(stack, links, random.Random(f"{options.seed} places")),
             doors=Doors(edges),
             expected=asyncio.run(undisturbed(edges[0], NUM_TOKENS)),
+            rng=random.Random(f"{options.seed} clients"),
         )
         asyncio.run(run(campaign, options))
         content = {

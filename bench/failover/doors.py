@@ -53,11 +53,13 @@ class Doors:
                 self._ready = ready or list(self._edges)
                 await asyncio.sleep(LOOK_INTERVAL_S)
 
-    async def ask(self, asked: Asked, expected: Got) -> Answer:
+    async def ask(self, asked: Asked, expected: Got, had: Got | None = None) -> Answer:
+        """`had`: what the reader of an answer that is sent again has of it."""
         answer = Answer(asked=asked, expected=expected, began_s=time.time())
         while not answer.ended_s:
             for edge in self._in_turn():
-                answer.url, answer.got = edge.url, await ask(edge, asked)
+                got = Got() if had is None else had.as_it_was()
+                answer.url, answer.got = edge.url, await ask(edge, asked, got)
                 if answer.got.is_taken:
                     break
                 answer.refusals.append(f"{edge.url}: {answer.got.error}")
