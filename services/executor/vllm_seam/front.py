@@ -8,8 +8,8 @@ FORMS = "vllm.v1.structured_output"
 CONFIGURATION = (
     Stated(
         "vllm.config:VllmConfig",
-        fields="additional_config attention_config cache_config compilation_config load_config "
-        "lora_config max_concurrent_batches max_in_flight_tokens model_config num_lookahead_tokens "
+        fields="additional_config attention_config cache_config compilation_config "
+        "kv_events_config load_config lora_config max_concurrent_batches max_in_flight_tokens model_config num_lookahead_tokens "
         "num_speculative_tokens observability_config parallel_config scheduler_config "
         "speculative_config structured_outputs_config",
     ),
@@ -51,7 +51,7 @@ CONFIGURATION = (
     ),
     Stated(
         "vllm.config:KVEventsConfig",
-        calls=("(enable_kv_cache_events, publisher, endpoint, topic)",),
+        calls=("(*, enable_kv_cache_events, publisher, endpoint, topic)",),
         fields="enable_kv_cache_events",
     ),
     Stated("vllm.config:LoadConfig", fields="download_dir load_format"),
