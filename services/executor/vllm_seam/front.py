@@ -9,9 +9,9 @@ CONFIGURATION = (
     Stated(
         "vllm.config:VllmConfig",
         fields="additional_config attention_config cache_config compilation_config "
-        "kv_events_config load_config lora_config max_concurrent_batches max_in_flight_tokens model_config num_lookahead_tokens "
-        "num_speculative_tokens observability_config parallel_config scheduler_config "
-        "speculative_config structured_outputs_config",
+        "kv_events_config load_config lora_config max_concurrent_batches max_in_flight_tokens "
+        "model_config num_lookahead_tokens num_speculative_tokens observability_config "
+        "parallel_config scheduler_config speculative_config structured_outputs_config",
     ),
     Stated(
         "vllm.config:ModelConfig",
