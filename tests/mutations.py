@@ -1466,7 +1466,7 @@ MUTATIONS = (
     Mutation(
         "identical is said across numerics",
         "services/gateway/live/failover/rules.py",
-        "is_alike = before.numerics == after.numerics",
+        "is_alike = is_same and before.numerics == after.numerics",
         "is_alike = True",
         ("tests/unit/gateway/live",),
     ),

@@ -84,6 +84,13 @@ def ask_all(client: Client) -> list["asyncio.Task[str]"]:
     ]
 
 
+def are_underway(client: Client, number: int) -> bool:
+    """Say whether half of so many answers have tokens: a form may be compiled for long, and the
+    others would have come to their ends.
+    """
+    return sum(map(bool, client.num_generated())) >= number / 2
+
+
 def without_moves(answer: str) -> tuple[str, bool]:
     """Return an answer without what it says of moves, and whether it says that it moved."""
     told = re.sub(r',"evenflow":\{"moves":1,"continued":"identical"\}', "", answer)
@@ -102,8 +109,7 @@ async def test_answers_are_what_they_would_have_been(
         expected = [await task for task in ask_all(client)]
 
         answers = ask_all(client)
-        await until(lambda: len(client.num_generated()) == len(answers))
-        await until(lambda: all(client.num_generated()))
+        await until(lambda: are_underway(client, len(answers)))
         os.kill(first.process.pid, how)
         got = [without_moves(await answer) for answer in answers]
 
@@ -124,8 +130,7 @@ async def test_answers_of_a_hanging_engine_move_and_it_is_taken_back(
         expected = [await task for task in ask_all(client)]
 
         answers = ask_all(client)
-        await until(lambda: len(client.num_generated()) == len(answers))
-        await until(lambda: all(client.num_generated()))
+        await until(lambda: are_underway(client, len(answers)))
         with stopped(first.engine_processes()):
             got = [without_moves(await answer) for answer in answers]
             taken = [link.candidate() is not None for link in links]
