@@ -74,11 +74,8 @@ class Place:
         match what, how:
             case "link", _:
                 self._strike_link(self._rng.choice(self._links), how, away_s)
-            case "engine", "stopped":
-                with stopped(self.stack.engine_processes(name)):
-                    time.sleep(ENGINE_STALL_S + away_s)
-            case "worker", "stopped":
-                with stopped(self.stack.engine_processes(name)[1:]):
+            case "engine" | "worker", "stopped":
+                with stopped(self.stack.engine_processes(name)[what == "worker" :]):
                     time.sleep(ENGINE_STALL_S + away_s)
             case _, "stopped":
                 with self.stack.frozen(name):
@@ -162,10 +159,8 @@ class Campaign:
             return False
         if not answer.got.begins(answer.expected):
             self.wrong.append([answer.asked.name, answer.expected.said, answer.got.said])
-        if answer.got.is_gone:
-            return True
         kills_s = self.place.kills_s[answer.url]
-        return any(answer.began_s <= at_s <= answer.ended_s for at_s in kills_s)
+        return answer.got.is_gone or any(answer.overlaps(at_s, at_s) for at_s in kills_s)
 
     def unexplained(self) -> dict[str, str]:
         """Return the errors of which no gateway's log says why."""

@@ -857,6 +857,7 @@ async def test_an_executor_that_says_nothing_is_given_up() -> None:
         while not second.resumed:
             beat(second, 7)
             await asyncio.sleep(0.1)
+        assert len(second.resumed) == 1
         second.goes_on.set()
         assert list(await asyncio.gather(*streams)) == expected
     assert len(first.epochs) == 2

@@ -26,13 +26,11 @@
     - {name: EVENFLOW_EXECUTOR_PIPELINE_PARALLEL_SIZE, value: {{ $pool.pipelineParallelSize | quote }}}
     - {name: EVENFLOW_EXECUTOR_LAYERWISE_KV, value: {{ $pool.layerwiseKv | quote }}}
     - {name: EVENFLOW_EXECUTOR_KV_HOST_MEMORY_BYTES, value: {{ include "evenflow.scalar" $pool.kvHostMemoryBytes | quote }}}
-    {{- with $pool.kvEvents }}
-    {{- if .port }}
+    {{- with $pool.kvEvents.port }}
     - name: POD_IP
       valueFrom: {fieldRef: {fieldPath: status.podIP}}
-    - {name: EVENFLOW_EXECUTOR_KV_EVENTS_ENDPOINT, value: "tcp://*:{{ .port }}"}
-    - {name: EVENFLOW_EXECUTOR_KV_EVENTS_TOPIC, value: {{ .topic | default (printf "kv@$(POD_IP):8000@%s" ($pool.servedModelName | default (base $pool.model))) | quote }}}
-    {{- end }}
+    - {name: EVENFLOW_EXECUTOR_KV_EVENTS_ENDPOINT, value: "tcp://*:{{ . }}"}
+    - {name: EVENFLOW_EXECUTOR_KV_EVENTS_TOPIC, value: {{ $pool.kvEvents.topic | default (printf "kv@$(POD_IP):8000@%s" ($pool.servedModelName | default (base $pool.model))) | quote }}}
     {{- end }}
     {{- with $pool.hubTokenSecret }}
     {{- if .name }}
