@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from services.control.kv import KVT
 from services.control.measures.link_rate import LinkRate
+from services.control.prefixes.anchors import ComingTurn
 from services.control.prefixes.prefix_cache import Column
 from services.control.prefixes.shared_prefixes import Stretch
 from services.control.requests.request_record import RequestRecord
@@ -77,6 +78,9 @@ class Engine(Protocol[RequestT, KVT]):
 
         It is what they have filled, and what their next steps will fill.
         """
+
+    def coming_turn(self, request: RequestT) -> ComingTurn | None:
+        """Return the turn before one without KV that is on its way to the host; None: none is."""
 
     def num_to_share(self, request: RequestT) -> int:
         """Return how many leading blocks of one in the queue others have, or will, in the pool."""

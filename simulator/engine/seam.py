@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from services.control.kv import holders_of
 from services.control.measures.link_rate import LinkRate
 from services.control.measures.rates import MAX_MIRRORED_BLOCKS
+from services.control.prefixes.anchors import ComingTurn
 from services.control.prefixes.prefix_cache import Column
 from services.control.prefixes.shared_prefixes import Stretch, behind
 from services.control.requests.life import State
@@ -100,6 +101,9 @@ class SimulatedEngine:
 
     def coming_prefix(self, request: SimulatedRequest) -> Stretch | None:
         return self._coming(request, self.cached_prefix(request))
+
+    def coming_turn(self, _request: SimulatedRequest) -> ComingTurn | None:
+        return None  # no request begins where windows and states would have to be there
 
     def _coming(self, request: SimulatedRequest, cached: Sequence[Column]) -> Stretch | None:
         block_size, num_keys = self.shape.block_size, self._num_keys(request)

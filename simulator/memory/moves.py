@@ -191,6 +191,9 @@ class CountedMoves:
     def num_to_find(self, kv: KVState, groups: Collection[int]) -> int:
         return self.pool.num_to_find([column.uid for column in kv.columns[kv.first :]], groups)
 
+    def num_first_to_load(self, kv: KVState) -> int:
+        return side_copy_blocks(self._geometry, num_tokens=kv.num_side_tokens)
+
     def share(self, kv: KVState) -> None:
         if not kv.trunks:
             self.trunks.join(kv)

@@ -31,8 +31,9 @@ class PoolLedger(BlockLedger):
         `keys`: of its leading positions; `groups`: those that had blocks of their own.
         """
         for key in reversed(keys) if groups else ():  # the last ones are taken first
-            self.num_left += len(groups) - len(self._left.pop(key, ()))
-            self._left[key] = set(groups)
+            before = self._left.pop(key, set())
+            self._left[key] = now = before.union(groups)
+            self.num_left += len(now) - len(before)
         self._forget_the_taken()  # what was uncached had fewer blocks
 
     def find(self, keys: Sequence[Hashable], group: int) -> int:

@@ -5,16 +5,20 @@ tests run on the engines of `test_kinds.py`, which imports them.
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from lab.engine.conversations import BRANCH, NUM_ANSWER_TOKENS, SALTED, TWIN, conversations
 from lab.engine.step_runner import Arrival, Outcome, StepRunner, first_difference, make_prompt
 from lab.engine.workloads import churn, fixed, random_way, together, with_aborts
+from services.control.measures.rates import Rates
 from services.control.prefixes.anchors import Anchor
 from services.executor.blocks.transfers.turn_ends import TurnEnds
+from tests.exact import faults
 from tests.exact.cached_prefixes import room_for
 from tests.exact.cases import num_groups
 from tests.exact.evidence import KEEPING, assert_pool_is_whole, assert_tokens
@@ -60,6 +64,16 @@ def expected_of(named: Named) -> tuple[Outcome, list[Arrival]]:
     return expected, conversations(expected.tokens)
 
 
+def alone_in_the_pool(named: Named) -> tuple[Outcome, list[Arrival]]:
+    """Return two conversations, a turn of one after a turn of the other, and a branch."""
+    expected, turns = expected_of(named)
+    first = [turn for turn in turns if turn.request_id[:2] == "c0" or turn.request_id == BRANCH]
+    other = [turn for turn in turns if turn.request_id[:2] == "c4"]
+    chosen = [replace(turn, step=4 * turn.step) for turn in first]
+    chosen += [replace(turn, step=4 * turn.step + 8 * NUM_ANSWER_TOKENS) for turn in other]
+    return expected, chosen
+
+
 def follow_ups(turns: Sequence[Arrival]) -> dict[str, int]:
     """Return the tokens of each turn behind a first one that the turn before it left."""
     lengths = {turn.request_id: len(turn.prompt) + NUM_ANSWER_TOKENS for turn in turns}
@@ -81,6 +95,47 @@ def test_turns_begin_at_the_very_token_at_which_the_last_one_ended(
     assert first_difference(expected, outcome) == {}
     # Of the last token of an answer there is no KV.
     assert begun.num_tokens == {n: number - 1 for n, number in follow_ups(turns).items()}
+    assert_pool_is_whole(runner)
+
+
+@TWO_KINDS
+def test_turns_take_what_the_pool_still_has_of_an_anchor(
+    named: Named, begun: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows, states and open blocks, as they are. A second one that begins there copies them."""
+    _, runner = named
+    found = listen_to_found(runner, monkeypatch)
+    expected, turns = alone_in_the_pool(named)
+
+    outcome = runner.run(turns, hook=copies_complete)
+
+    assert_tokens(expected, outcome, turns)
+    assert sum(map(is_whole, found)) >= 2
+    assert not all(map(is_whole, found)), "two began with one anchor, and both have its blocks"
+    assert_pool_is_whole(runner)
+
+
+@TWO_KINDS
+def test_a_turn_waits_for_the_one_before_it_that_is_on_its_way_to_the_host(
+    named: Named, begun: Begun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each comes in the very step in which the one before it ends."""
+    _, runner = named
+    monkeypatch.setattr(runner.scheduler.line, "_rates", Rates)  # a machine may be busy
+    expected, turns = expected_of(named)
+    first, second = (turn for turn in turns if turn.request_id in ("c3.0", "c3.1"))
+    ended = first.step + 1 + NUM_ANSWER_TOKENS  # its prompt takes one step
+    waits = [
+        replace(second, request_id=f"c3.1 after {later}", step=ended + later) for later in range(4)
+    ]
+    for turn in waits:
+        runner.scheduler.reset_prefix_cache()
+        begun.num_tokens.clear()
+
+        outcome = runner.run([first, turn])
+
+        assert outcome.tokens[turn.request_id] == expected.tokens["c3.1"]
+        assert begun.num_tokens == {turn.request_id: len(first.prompt) + NUM_ANSWER_TOKENS - 1}
     assert_pool_is_whole(runner)
 
 
@@ -131,6 +186,26 @@ def test_a_reset_lets_no_turn_begin_with_what_was_there(named: Named, begun: Beg
     assert_pool_is_whole(runner)
 
 
+Found = list[KVCacheBlock | None]
+
+
+def listen_to_found(runner: StepRunner, monkeypatch: pytest.MonkeyPatch) -> list[Found]:
+    """Return what will have been found of anchors in the pool, each time that one is looked for."""
+    blocks, everything = runner.scheduler.block_owner.blocks, list[Found]()
+    find_anchor = blocks.find_anchor
+
+    def listening(anchor: Anchor) -> Found:
+        everything.append(find_anchor(anchor))
+        return everything[-1]
+
+    monkeypatch.setattr(blocks, "find_anchor", listening)
+    return everything
+
+
+def is_whole(found: Found) -> bool:
+    return all(block is not None for block in found)
+
+
 # -- what is wrong is noticed --------------------------------------------------------------------
 
 
@@ -170,6 +245,43 @@ def test_an_anchor_of_another_conversation_is_noticed(
 
     assert len(copies) >= 10
     assert len(wrong) >= 5
+    assert wrong <= begun.num_tokens.keys()
+
+
+@TWO_KINDS
+@pytest.mark.parametrize("is_guarded", [False, True])
+def test_blocks_of_another_anchor_are_noticed(
+    named: Named, begun: Begun, monkeypatch: pytest.MonkeyPatch, is_guarded: bool
+) -> None:
+    """What a request leaves in the pool is taken for what the next one that ends has left.
+
+    Where the integrity guard looks, whoever begins with it is computed anew.
+    """
+    _, runner = named
+    expected, turns = alone_in_the_pool(named)
+    found, blocks = listen_to_found(runner, monkeypatch), runner.scheduler.block_owner.blocks
+    leave_anchor, last = blocks.leave_anchor, list[Sequence[KVCacheBlock]]()
+
+    def leave_the_last(anchor: Anchor, held: Sequence[KVCacheBlock]) -> None:
+        if last and len(last[0]) == len(held):
+            last.append(held)
+            held = last.pop(0)
+        if last:
+            leave_anchor(anchor, held)
+        else:
+            last.append(held)
+
+    monkeypatch.setattr(blocks, "leave_anchor", leave_the_last)
+    counters = runner.scheduler.block_owner.counters
+    num_before = counters.num_losses_corrupt
+    with nullcontext() if is_guarded else faults.spoiling(faults.FaultyEngine):
+        outcome = runner.run(turns, hook=copies_complete, check=False)
+    blocks.release(last.pop())
+
+    assert any(map(is_whole, found))
+    wrong = {turn.request_id for turn in turns} & first_difference(expected, outcome).keys()
+    is_noticed = counters.num_losses_corrupt > num_before
+    assert (bool(wrong), is_noticed) == (not is_guarded, is_guarded)
     assert wrong <= begun.num_tokens.keys()
 
 

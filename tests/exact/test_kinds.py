@@ -26,11 +26,14 @@ from tests.exact.anchored_agents import (  # noqa: F401 - their tests run on thi
 from tests.exact.anchored_turns import (  # noqa: F401 - as above
     begun,
     test_a_reset_lets_no_turn_begin_with_what_was_there,
+    test_a_turn_waits_for_the_one_before_it_that_is_on_its_way_to_the_host,
     test_aborted_turns_leave_the_others_exact,
     test_an_anchor_of_another_conversation_is_noticed,
     test_an_anchor_of_another_number_of_tokens_is_noticed,
+    test_blocks_of_another_anchor_are_noticed,
     test_tokens_behind_the_last_full_block_that_are_not_compared_are_noticed,
     test_turns_begin_at_the_very_token_at_which_the_last_one_ended,
+    test_turns_take_what_the_pool_still_has_of_an_anchor,
     test_with_little_room_on_the_host_anchors_are_evicted_and_turns_stay_exact,
 )
 from tests.exact.cases import num_groups

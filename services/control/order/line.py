@@ -104,7 +104,24 @@ class Line(RunOrder[RequestT, KVT]):
         """Return whether a request shall wait for what others compute: twins are no use."""
         record = self.record_of(request)
         has_begun = record.way is not None if record.kv is None else not only_shares(record.kv)
-        return not has_begun and self.engine.coming_prefix(request) is not None
+        if has_begun:
+            return False
+        return self.engine.coming_prefix(request) is not None or self._awaits_turn(request)
+
+    def _awaits_turn(self, request: RequestT) -> bool:
+        """Return whether the turn before it is on the host sooner than it would be computed.
+
+        That is work in steps which all that run take part in.
+        """
+        turn = self.engine.coming_turn(request)
+        if turn is None:
+            return False
+        rates = self._rates()
+        if not rates.d2h_bytes_per_s or rates.prompt is None:
+            return True
+        copy_s = turn.num_blocks * self.resumes.block_bytes / rates.d2h_bytes_per_s
+        first, end = turn.num_tokens - turn.num_more, turn.num_tokens
+        return copy_s <= (len(self.active_needs()) + 1) * rates.prompt.seconds(first, end)
 
     def _seek(self, request: RequestT) -> None:
         """Let a request without KV begin with what is cached of its tokens.

@@ -30,6 +30,15 @@ class Anchor:
 
 
 @dataclass(frozen=True, slots=True)
+class ComingTurn:
+    """A request that has ended, on its way to the host, with which another is to begin."""
+
+    num_tokens: int  # that the other need not compute once it is there
+    num_more: int  # of them, beyond what is there by now
+    num_blocks: int  # of one layer group each, whose copies are not complete
+
+
+@dataclass(frozen=True, slots=True)
 class AnchorShare:
     """A part of an anchor, as large as a column, in the book of what is retained."""
 

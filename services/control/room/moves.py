@@ -76,6 +76,9 @@ class ReturnMoves(Moves[KVT], Protocol[KVT]):
     def num_to_find(self, kv: KVT, groups: Collection[int]) -> int:
         """Return how many blocks of these groups are still in free blocks of the pool."""
 
+    def num_first_to_load(self, kv: KVT) -> int:
+        """Return how many blocks are copied before it runs, whatever stays on the host."""
+
     def share(self, kv: KVT) -> None:
         """Let a request that comes back begin with what others have in the pool."""
 

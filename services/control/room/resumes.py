@@ -15,7 +15,6 @@ from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import CapacityGuard, Need
 from services.control.room.moves import ReturnMoves
-from services.placement.blocks import side_copy_blocks
 from services.placement.layer_placement import LayerPlacement
 from services.placement.run.resume import (
     LinkAndStep,
@@ -69,8 +68,7 @@ class Resumes(Generic[KVT]):
             num_host_tokens=max(kv.num_tokens, kv.num_side_tokens),
             num_shared_tokens=kv.num_shared * self._moves.geometry.block_size,
             load_bytes=len(loaded) * group_bytes,
-            first_bytes=side_copy_blocks(self._moves.geometry, num_tokens=kv.num_side_tokens)
-            * self.block_bytes,
+            first_bytes=self._moves.num_first_to_load(kv) * self.block_bytes,
             found_bytes=self._moves.num_to_find(kv, loaded) * self.block_bytes,
             num_left=max(1, num_left),
         )

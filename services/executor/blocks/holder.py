@@ -121,6 +121,11 @@ class Holder(ABC):
         return []
 
     @property
+    def leaves_columns(self) -> bool:
+        """Whether it leaves the pool, and what it gives up may be found there."""
+        return False
+
+    @property
     @abstractmethod
     def num_shared(self) -> int:
         """Return how many leading positions trunks have."""

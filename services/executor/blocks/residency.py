@@ -17,6 +17,7 @@ from enum import Enum
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 from services.control.prefixes.anchors import Anchor
+from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.host_pool import SlotPromise
@@ -96,6 +97,10 @@ class RequestKV(Holder):
     @property
     def is_copied(self) -> bool:
         return self.mirrored
+
+    @property
+    def leaves_columns(self) -> bool:
+        return bool(self.keys) and self.record.state is State.LEAVING
 
     @property
     def num_host_blocks(self) -> int:

@@ -125,8 +125,7 @@ class Restores:
             return 0
         assert group.restore is not None
         group.restore.targets.update(here)
-        self._counters.num_found_blocks += len(here)
-        self.orders.found(
+        self.note_found(
             FoundOrder(
                 kv.request_id,
                 index,
@@ -136,6 +135,11 @@ class Restores:
             )
         )
         return len(here)
+
+    def note_found(self, order: FoundOrder) -> None:
+        """Count blocks that are taken as they are, and tell the ranks."""
+        self._counters.num_found_blocks += len(order.block_ids)
+        self.orders.found(order)
 
     def arrive(self, kv: Holder, index: int, done: Collection[int]) -> None:
         """Take in which orders every rank has carried out; flip the row after the last one."""

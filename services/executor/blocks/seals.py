@@ -31,7 +31,7 @@ class Seals:
         if not groups:
             return
         if kv.asleep:
-            self._seal_asleep(groups)
+            self._seal_asleep(kv)
             return
         num_complete = min(group.num_host_blocks for group in groups)
         donated: set[int] = set()
@@ -63,15 +63,29 @@ class Seals:
                 self._staging.stage(kv, index, stretch)
         return freed
 
-    def _seal_asleep(self, groups: Sequence[GroupKV]) -> None:
-        """Give up every own block whose copy is complete; no step needs staging for it."""
-        freed = []
-        for group in groups:
-            for position in [p for p in group.own if p < group.num_host_blocks]:
-                freed.append(group.own.pop(position))
+    def _seal_asleep(self, kv: Holder) -> None:
+        """Give up every own block whose copy is complete; no step needs staging for it.
+
+        What leaves the pool for good may be found in it still, by whoever begins with its columns:
+        it keeps what is in none yet.
+        """
+        num_columns = min(len(kv.columns), kv.num_copied_blocks) if kv.leaves_columns else 0
+        given_up: dict[int, list[KVCacheBlock | None]] = {}
+        for index, group in enumerate(kv.groups):
+            end = num_columns if kv.leaves_columns else group.num_host_blocks
+            for position in [p for p in group.own if p < end] if group.stages else ():
+                blocks = given_up.setdefault(position, [None] * len(kv.groups))
+                blocks[index] = group.own.pop(position)
                 group.row[position] = self._blocks.null
+        freed = [block for blocks in given_up.values() for block in blocks if block is not None]
         self._counters.num_sealed_blocks += len(freed)
-        self._blocks.release(freed)
+        if kv.leaves_columns:
+            last_first = sorted(given_up, reverse=True)  # the last ones are taken first
+            self._blocks.leave(
+                (kv.columns[position], given_up[position]) for position in last_first
+            )
+        else:
+            self._blocks.release(freed)
 
     def _donate(self, kv: Holder, holders: Sequence[GroupKV], position: int) -> list[int]:
         """Make own blocks of `holders` the staging blocks of a position, one per buffer.

@@ -40,7 +40,7 @@ class RequestLoads:
     tables: dict[int, LoadTable] = field(default_factory=dict)
     uids: "array[int]" = field(default_factory=_numbers)  # one per position, as below
     slots: "dict[int, array[int]]" = field(default_factory=dict)  # by group
-    side_uids: set[int] = field(default_factory=set)  # of what no step loads: windows, states
+    side_uids: set[int] = field(default_factory=set)  # no step loads them: windows, states, open blocks
     staging: "list[array[int]]" = field(default_factory=list)  # blocks of each buffer
     chain: list[int] = field(default_factory=list)  # the tables' groups, ascending
 
@@ -133,6 +133,9 @@ class LoadTables:
                 loads.learn(order)
             else:
                 loads.side_uids.update(order.uids)
+        for found in transfers.found:
+            loads = self._of(found.request_id)
+            loads.side_uids.update(uid for uid in found.uids if not loads.holds(uid))
         self._written = [save for save in transfers.saves if save.from_staging]
         for request_id, num_staging in transfers.num_staging.items():
             self._of(request_id).resize_staging(num_staging)

@@ -1,5 +1,6 @@
 """`RunControl` where requests come back from the host: the line is prepared before it runs."""
 
+import time
 from collections.abc import Iterable, Mapping
 
 from vllm.v1.request import Request
@@ -11,7 +12,7 @@ from services.executor.blocks.residency import RequestKV
 from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.scheduler.retaining import tool_turn
 from services.executor.scheduler.run_control import RunControl
-from services.executor.scheduler.vllm_scheduler import NEVER, VllmScheduler
+from services.executor.scheduler.vllm_scheduler import COPY_WAIT_S, NEVER, VllmScheduler
 
 
 class LineControl(RunControl):
@@ -88,11 +89,17 @@ class LineControl(RunControl):
             self.resumes.admitted(record, is_new=is_new)
 
     def after_step(self, *, num_scheduled: int) -> None:
-        """Find out whether blocks are missing: a request wants to run and no copy would let it."""
+        """Find out whether blocks are missing: a request wants to run and no copy would let it.
+
+        After a step in which none runs copies have the processor: on a CPU they are threads.
+        """
         self._is_stuck = False
         running = self._scheduler.running
         in_flight = any(request.num_in_flight_tokens for request in running)
-        if num_scheduled or in_flight or self._transfers.is_busy:
+        if num_scheduled or in_flight:
+            return
+        if self._transfers.is_busy:
+            time.sleep(COPY_WAIT_S)
             return
         run = [self._line.record_of(request) for request in running]
         line = [self._line.record_of(request) for request in self._line.eligible()]

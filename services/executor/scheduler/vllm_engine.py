@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vllm.v1.request import Request
 
 from services.control.measures.link_rate import LinkRate
-from services.control.prefixes.anchors import Anchor
+from services.control.prefixes.anchors import Anchor, ComingTurn
 from services.control.prefixes.prefix_cache import Column
 from services.control.prefixes.shared_prefixes import Stretch, behind
 from services.control.requests.life import State
@@ -125,6 +125,16 @@ class VllmEngine(EngineRequests):
 
     def coming_prefix(self, request: Request) -> Stretch | None:
         return self._coming(request, self.cached_prefix(request))
+
+    def coming_turn(self, request: Request) -> ComingTurn | None:
+        ends, num_keys = self._transfers.turn_ends, self._num_keys(request)
+        if not ends.is_busy or not num_keys:
+            return None
+        record, keys = self._owner.records[request.request_id], request.block_hashes[:num_keys]
+        columns = self._owner.trunks.find(record.prefix, request.block_hashes, num_keys)
+        _, anchor = self._anchored(request, columns)
+        num_found = 0 if anchor is None else anchor.copy.num_tokens
+        return ends.coming(keys, request.all_token_ids, num_found=num_found)
 
     def _coming(self, request: Request, cached: Sequence[Column]) -> Stretch | None:
         end = self._num_keys(request)

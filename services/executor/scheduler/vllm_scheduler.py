@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 NEVER = 1 << 60  # a step that does not come
 IDLE_WAIT_S = 0.005  # between steps of a batch in which no request may run
+COPY_WAIT_S = 0.0005  # between those in which none can until copies are complete
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,6 +10,7 @@ from services.control.measures.link_rate import LinkRate
 from services.control.measures.rates import Rates
 from services.control.order.line import Line
 from services.control.plans.planner import PlanAnswer
+from services.control.prefixes.anchors import ComingTurn
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.control.room.capacity_guard import Need
@@ -58,6 +59,7 @@ class FakeEngine:
         self.requests: dict[str, Any] = {}
         self.looked_up: list[str] = []  # in the prefix cache, in this order
         self.parked: list[str] = []
+        self.coming_turns: dict[str, ComingTurn] = {}
         for name in names:
             self.add(name).enter(State.RUNNING)
 
@@ -175,6 +177,9 @@ class FakeEngine:
 
     def coming_prefix(self, request: Any) -> None:
         """Nobody computes what another begins with."""
+
+    def coming_turn(self, request: Any) -> ComingTurn | None:
+        return self.coming_turns.get(request.request_id)
 
     def num_to_share(self, request: Any) -> int:
         return 0

@@ -9,15 +9,16 @@ Those of a *prompt copy* are for requests to come, and stay.
 Slots, orders and links are those of full blocks: the pages of all groups are the same memory.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from services.control.prefixes.anchors import Anchor
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.residency import RequestKV, SideCopy, SideStage
 from services.executor.blocks.restores import Restores
 from services.executor.blocks.sides.side_groups import SideGroups
-from services.executor.step_messages import SaveOrder
+from services.executor.step_messages import FoundOrder, SaveOrder
 from services.placement.blocks import BlockGeometry, side_blocks, side_copy_positions
 
 
@@ -176,16 +177,48 @@ class SideCopies:
         copy, num_blocks = kv.side_copy, self.num_lacking(kv)
         if copy is None or not 0 < num_blocks <= max_blocks:
             return 0
-        for index, stretch in enumerate(copy.positions):
-            blocks: list[KVCacheBlock] = []
-            if stretch:
-                uids, slots = copy.uids[index], copy.slots[index]
-                restore_id, blocks = self._restores.order(kv, index, uids, slots)
-                copy.under_way[restore_id] = blocks
-            copy.targets.append(blocks)
+        found = self._find(copy)  # all of it before anything is loaded, into what was left first
+        for index, here in enumerate(found):
+            copy.targets.append(self._target(kv, copy, index, here))
         copy.stage = SideStage.COMES
         self._coming[kv] = None
         return num_blocks
+
+    def _find(self, copy: SideCopy) -> list[list[KVCacheBlock | None]]:
+        """Take what free blocks of the pool still hold of a copy; None for the rest."""
+        if copy.anchor is None:
+            return [[None] * len(stretch) for stretch in copy.positions]
+        found = iter(self._restores.blocks.find_anchor(copy.anchor))
+        return [[next(found) for _ in stretch] for stretch in copy.positions]
+
+    def _target(
+        self, kv: RequestKV, copy: SideCopy, index: int, found: Sequence[KVCacheBlock | None]
+    ) -> list[KVCacheBlock]:
+        """Return the blocks that a group comes back to; copies to those not found are ordered."""
+        uids, slots = copy.uids[index], copy.slots[index]
+        here = [n for n, block in enumerate(found) if block is not None]
+        lacking = [n for n, block in enumerate(found) if block is None]
+        loaded: list[KVCacheBlock] = []
+        if lacking:
+            restore_id, loaded = self._restores.order(
+                kv, index, [uids[n] for n in lacking], [slots[n] for n in lacking]
+            )
+            copy.under_way[restore_id] = loaded
+        if here:
+            blocks = [block.block_id for block in found if block is not None]
+            self._restores.note_found(
+                FoundOrder(
+                    kv.request_id, index, [uids[n] for n in here], [slots[n] for n in here], blocks
+                )
+            )
+        rest = iter(loaded)
+        return [next(rest) if block is None else block for block in found]
+
+    def num_to_load(self, kv: RequestKV) -> int:
+        """Return how many blocks of `num_lacking` are copied, as it looks now."""
+        anchor = kv.side_copy and kv.side_copy.anchor
+        num_left = self._restores.blocks.num_left_of(anchor) if anchor else 0
+        return max(0, self.num_lacking(kv) - num_left)
 
     def arrive(self, done: Collection[int]) -> None:
         """Take in which orders every rank has carried out."""
@@ -236,6 +269,8 @@ class SideCopies:
         copy.stage = SideStage.KEPT
 
     def _let_go(self, kv: RequestKV, copy: SideCopy) -> None:
+        for index in range(len(copy.targets)):
+            self._restores.orders.forget_found((kv.request_id, index))
         self._restores.let_go([b for blocks in copy.targets for b in blocks], copy.under_way)
         copy.targets, copy.under_way = [], {}
         self._coming.pop(kv, None)
@@ -251,6 +286,17 @@ class SideCopies:
             self._host.give_back(self._host.cache.anchors.release(copy.anchor))
         self._leaving.pop(copy, None)
         kv.side_copy = None
+
+    def leave(self, kv: RequestKV, anchor: Anchor) -> None:
+        """Let whoever begins with an anchor find what a request that ends has of it in the pool."""
+        num_groups, positions = len(kv.groups), anchor.copy.positions
+        blocks = [
+            group.own.pop(position)
+            for group, stretch in zip(kv.groups, positions, strict=False)
+            for position in stretch
+        ]
+        blocks.extend(self._sides.hand_over(kv.request_id, positions[num_groups:]))
+        self._restores.blocks.leave_anchor(anchor, blocks)
 
     def drop_prompt(self, kv: RequestKV) -> None:
         """End the copy of where a prompt ended; the anchor that it has become stays."""

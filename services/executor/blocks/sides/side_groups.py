@@ -148,6 +148,20 @@ class SideGroups:
         self._blocks.poison(ended)
         return ended
 
+    def hand_over(self, request_id: str, positions: Sequence[range]) -> list[KVCacheBlock]:
+        """End a request's rows and return their blocks at `positions`, which are of no row now.
+
+        The others are given to the pool.
+        """
+        del self._lengths[request_id]
+        kept: list[KVCacheBlock] = []
+        for row, stretch in zip(self._rows.pop(request_id), positions, strict=True):
+            kept.extend(row.blocks[stretch.start : stretch.stop])
+            self._blocks.release(
+                [*row.blocks[row.num_gone : stretch.start], *row.blocks[stretch.stop :]]
+            )
+        return kept
+
     def check_integrity(self) -> list[KVCacheBlock]:
         """Assert that no request has more blocks than `side_blocks`; return them all."""
         for request_id, rows in self._rows.items():

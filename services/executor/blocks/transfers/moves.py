@@ -136,11 +136,11 @@ class BlockMoves:
         num_lacking = copies.num_lacking(kv) + sum(lacking(group) for _, _, group in coming)
         if not self._overlap and num_lacking > num_left:
             return Loading(is_complete=False, lacks_blocks=True)
-        num_left -= copies.bring_back(kv, max_blocks=num_left)
-        lacks_blocks, is_complete = copies.num_lacking(kv) > 0, not copies.is_coming(kv)
         restores = self._owner.restores
         for holder, index, _ in coming:
             num_left -= restores.find(holder, index, max_blocks=num_left)
+        num_left -= copies.bring_back(kv, max_blocks=num_left)
+        lacks_blocks, is_complete = copies.num_lacking(kv) > 0, not copies.is_coming(kv)
         for holder, index, group in coming:
             num_left -= restores.load(holder, index, max_blocks=num_left)
             if group.restore is not None:
@@ -151,6 +151,9 @@ class BlockMoves:
     def num_to_find(self, kv: RequestKV, groups: Collection[int]) -> int:
         positions = range(kv.num_shared, kv.num_host_blocks)
         return self._owner.blocks.num_to_find(kv.uids(positions), groups)
+
+    def num_first_to_load(self, kv: RequestKV) -> int:
+        return self._owner.side_copies.num_to_load(kv)
 
     def wake(self, kv: RequestKV) -> bool:
         is_awake = self._owner.trunks.wake(kv)

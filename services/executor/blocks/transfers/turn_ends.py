@@ -10,7 +10,9 @@ back at the very token, as if it had been parked there.
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from services.control.prefixes.anchors import Anchor
+from vllm.v1.core.kv_cache_utils import BlockHash
+
+from services.control.prefixes.anchors import Anchor, ComingTurn
 from services.control.prefixes.prefix_cache import Column, PrefixCache
 from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
@@ -24,6 +26,15 @@ class Turn:
 
     kv: RequestKV
     tokens: tuple[int, ...]  # behind its last full block
+
+    def is_continued_by(self, keys: Sequence[BlockHash], token_ids: Sequence[int]) -> bool:
+        """Return whether a request's tokens begin with this one's, and there are more."""
+        number, end = self.kv.num_full_blocks, self.kv.num_tokens
+        if not self.kv.keys or number > len(keys) or end >= len(token_ids):
+            return False
+        if keys[number - 1] != self.kv.keys[number - 1]:
+            return False
+        return (*token_ids[end - len(self.tokens) : end],) == self.tokens
 
 
 def anchor_at(kv: RequestKV, copy: SideCopy, cache: PrefixCache) -> Anchor | None:
@@ -42,6 +53,7 @@ class TurnEnds:
 
     ends.end(record, token_ids)  # before its blocks would be freed
     ends.advance()  # before each step
+    ends.coming(keys, token_ids, num_found=0)  # what will be found, if it is worth waiting for
     num_columns, anchor = ends.find(columns, token_ids)
     ends.begin_with(kv, anchor)  # with the columns before it
     """
@@ -96,6 +108,7 @@ class TurnEnds:
             anchor.prompt = kv.prompt_copy.anchor
         if self._cache.anchors.publish(anchor):
             kv.side_copy = None  # its slots are the anchor's
+            self._owner.side_copies.leave(kv, anchor)
             if kv.began is not None:
                 self._cache.anchors.passed(kv.began)
 
@@ -108,6 +121,22 @@ class TurnEnds:
     def has(self, request_id: str) -> bool:
         """Return whether a request has ended and is on its way to the host."""
         return request_id in self._turns
+
+    def coming(
+        self, keys: Sequence[BlockHash], token_ids: Sequence[int], *, num_found: int
+    ) -> ComingTurn | None:
+        """Return the longest turn under way that a request continues, beyond `num_found` tokens.
+
+        `keys`: of the request's full blocks.
+        """
+        found = [one for one in self._turns.values() if one.is_continued_by(keys, token_ids)]
+        last = max(found, key=lambda one: one.kv.num_tokens, default=None)
+        if last is None or last.kv.num_tokens <= num_found:
+            return None
+        kv, copy = last.kv, last.kv.side_copy
+        num_blocks = copy.num_blocks if copy and copy.stage is SideStage.LEAVES else 0
+        num_blocks += sum(kv.num_full_blocks - group.num_host_blocks for group in kv.groups)
+        return ComingTurn(kv.num_tokens, kv.num_tokens - num_found, num_blocks)
 
     # -- the next one begins ------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.request import Request
 
 from services.control.measures.link_rate import LinkRate
+from services.control.prefixes.anchors import ComingTurn
 from services.control.prefixes.prefix_cache import Column
 from services.control.prefixes.shared_prefixes import Stretch
 from services.control.requests.life import State
@@ -119,6 +120,9 @@ class WholeEngine(EngineRequests):
         return ()
 
     def coming_prefix(self, _request: Request) -> Stretch | None:
+        return None
+
+    def coming_turn(self, _request: Request) -> ComingTurn | None:
         return None
 
     def stretches(self, request: Request) -> Sequence[Stretch]:

@@ -4,6 +4,7 @@ import pytest
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
+from services.control.prefixes.anchors import Anchor
 from services.control.prefixes.prefix_cache import Column
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks
@@ -109,6 +110,55 @@ def test_of_two_that_leave_the_same_the_later_is_found(rig: Rig) -> None:
 
     assert rig.poisoned() == [one.block_id]
     assert rig.found(7, 0) is other
+
+
+def test_what_is_left_of_a_column_bit_by_bit_is_one_column(rig: Rig) -> None:
+    one, other = rig.blocks.take(2)
+    column = Column(7, (), 7)
+    rig.blocks.leave([(column, [one, None])])
+    assert not column.is_left
+
+    rig.blocks.leave([(column, [None, other])])
+
+    rig.blocks.check_integrity()
+    assert column.is_left
+    assert rig.blocks.num_to_find([7], [0, 1]) == 2
+    assert (rig.found(7, 0), rig.found(7, 1)) == (one, other)
+    assert not column.is_left
+    assert rig.poisoned() == []
+
+
+def test_of_two_that_leave_a_part_each_layer_group_s_last_is_found(rig: Rig) -> None:
+    one, two, other = rig.blocks.take(3)
+    rig.leave(7, one, two)
+    rig.leave(7, None, other)
+
+    assert rig.poisoned() == [two.block_id]
+    assert (rig.found(7, 0), rig.found(7, 1)) == (one, other)
+
+
+def anchor(num_blocks: int) -> Anchor:
+    return Anchor(key=7, tokens=(), slots=(*range(num_blocks),), copy=None)
+
+
+def test_an_anchor_s_blocks_are_found_once_in_the_order_of_its_slots(rig: Rig) -> None:
+    its, other = anchor(3), anchor(1)
+    one, two, three, four = rig.blocks.take(4)
+    rig.blocks.leave_anchor(its, [one, two, three])
+    rig.blocks.leave_anchor(other, [four])
+    rig.blocks.check_integrity()
+    assert (rig.blocks.num_left_of(its), rig.blocks.num_free) == (3, NUM_BLOCKS)
+    rig.blocks.take(NUM_BLOCKS - 3)  # the first of those that were left goes to others
+
+    found = rig.blocks.find_anchor(its)
+
+    assert found == [None, two, three]
+    assert rig.blocks.num_free == 1
+    assert rig.blocks.find_anchor(its) == [None, None, None]
+    assert rig.blocks.num_left_of(its) == 0
+    assert rig.blocks.find_anchor(other) == [four]
+    assert rig.poisoned() == [one.block_id]
+    rig.blocks.check_integrity()
 
 
 def test_nothing_is_found_after_it_was_forgotten(rig: Rig) -> None:

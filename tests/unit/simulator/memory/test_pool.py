@@ -32,13 +32,13 @@ def test_what_was_left_first_goes_first_and_tails_before_heads() -> None:
     assert pool.num_to_find(["x"], [0, 1]) == 2
 
 
-def test_of_two_that_leave_the_same_the_later_counts() -> None:
+def test_of_two_that_leave_the_same_each_layer_group_s_is_there_once() -> None:
     pool = PoolLedger(num_blocks=10)
     pool.leave(["a"], {0, 1})
     pool.leave(["b"], {0})
-    pool.leave(["a"], {0})
+    pool.leave(["a"], {0, 2})
 
-    assert pool.num_left == 2
-    pool.set_owned(OTHER, 9)
-    assert pool.num_to_find(["a"], [0]) == 1
+    assert pool.num_left == 4
+    pool.set_owned(OTHER, 7)
+    assert pool.num_to_find(["a"], [0, 1, 2]) == 3  # as if all were left now
     pool.check_integrity()

@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import pytest
 from vllm.v1.core.kv_cache_utils import BlockHash
 
-from services.control.prefixes.anchors import Anchor
+from services.control.prefixes.anchors import Anchor, ComingTurn
+from services.control.requests.life import State
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.residency import RequestKV, SideStage
 from services.executor.blocks.transfers.losses import Losses
+from services.executor.blocks.transfers.moves import BlockMoves
 from services.executor.step_messages import FailureCause, StepFeedback
 from services.placement.blocks import STATE
 from services.placement.layer_placement import LayerPlacement
@@ -128,6 +130,76 @@ def test_who_begins_with_it_is_as_one_that_was_parked_there() -> None:
     assert (owner.host.num_used, anchor.num_users) == (0, 0)
     assert rig.find(TOKENS) == (5, anchor)
     owner.check_integrity()
+
+
+def begins(rig: Rig, name: str, anchor: Anchor) -> RequestKV:
+    """Let a request begin with five columns and an anchor, and bring back all that it can."""
+    owner, record = rig.sim.owner, make_record(name)
+    rig.sim.records[name] = record
+    owner.adopt_prefix(record, owner.host.cache.find(keys(5)), keys(10))
+    assert record.kv is not None
+    rig.ends.begin_with(record.kv, anchor)
+    return record.kv
+
+
+def test_it_is_found_in_the_pool_with_all_columns_before_it() -> None:
+    rig = Rig()
+    anchor, owner = rig.left(21), rig.sim.owner
+    moves = BlockMoves(owner, rig.sim.transfers)
+    num_blocks = 5 * NUM_GROUPS + len(anchor.slots)
+    assert owner.blocks.num_left == num_blocks
+    first, second = begins(rig, "first", anchor), begins(rig, "second", anchor)
+    assert moves.num_first_to_load(first) == 0
+
+    first.record.enter(State.LOADING)
+    moves.begin_load(first, range(NUM_GROUPS), num_buffers=1)
+    loading = moves.load_on(first, 90)
+
+    assert loading.is_complete  # in the same step
+    assert (owner.counters.num_found_blocks, owner.counters.num_loaded_blocks) == (num_blocks, 0)
+    assert moves.num_first_to_load(second) == len(anchor.slots)
+    second.record.enter(State.LOADING)
+    moves.begin_load(second, range(NUM_GROUPS), num_buffers=1)
+    assert not moves.load_on(second, 90).is_complete
+    assert owner.counters.num_loaded_blocks == num_blocks
+    owner.check_integrity()
+
+
+def test_who_is_put_back_tells_nobody_of_what_it_had_found() -> None:
+    rig = Rig()
+    anchor, owner = rig.left(21), rig.sim.owner
+    kv = begins(rig, "next", anchor)
+    assert owner.side_copies.bring_back(kv, max_blocks=90) == len(anchor.slots)
+
+    owner.side_copies.put_back(kv)
+
+    assert owner.orders.take(loading=[], saves=[]).found == []
+    assert owner.pool.get_num_free_blocks() == rig.sim.num_blocks - 1
+    assert owner.blocks.num_left_of(anchor) == 0
+    owner.check_integrity()
+
+
+def test_a_turn_on_its_way_to_the_host_is_coming_for_the_next() -> None:
+    rig = Rig()
+    kv = rig.begin(21)
+    rig.end(kv)
+    rig.ends.advance()
+    assert kv.side_copy is not None
+    lacking = sum(5 - group.num_host_blocks for group in kv.groups)
+    everything = ComingTurn(21, 21, kv.side_copy.num_blocks + lacking)
+
+    def coming(token_ids: Sequence[int], *, num_found: int = 0) -> ComingTurn | None:
+        return rig.ends.coming(keys(10), token_ids, num_found=num_found)
+
+    assert coming(TOKENS) == coming(TOKENS[:22]) == everything
+    assert coming(TOKENS, num_found=20) == ComingTurn(21, 1, everything.num_blocks)
+    assert coming(TOKENS, num_found=21) is None
+    assert coming(TOKENS[:21]) is None  # one token is to be computed
+    assert coming([*TOKENS[:20], 7, 7]) is None
+    assert rig.ends.coming(keys(4), TOKENS, num_found=0) is None
+    rig.settle()
+    assert coming(TOKENS) is None
+    assert rig.find(TOKENS)[0] == 5
 
 
 def test_tokens_that_nobody_knows_leave_nothing() -> None:
