@@ -40,7 +40,7 @@ class RequestLoads:
     tables: dict[int, LoadTable] = field(default_factory=dict)
     uids: "array[int]" = field(default_factory=_numbers)  # one per position, as below
     slots: "dict[int, array[int]]" = field(default_factory=dict)  # by group
-    side_uids: set[int] = field(default_factory=set)  # no step loads them: windows, states, open blocks
+    side_uids: set[int] = field(default_factory=set)  # no step loads them: windows, open blocks
     staging: "list[array[int]]" = field(default_factory=list)  # blocks of each buffer
     chain: list[int] = field(default_factory=list)  # the tables' groups, ascending
 
