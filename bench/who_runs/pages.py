@@ -61,7 +61,8 @@ def tokens_of_setting(row: Row) -> str:
 
 
 def regime_of(row: Row) -> str:
-    return f"{row['regime']} ({100 * row['lambda']:.2g} %)"
+    percent = 100 * row["lambda"]
+    return f"{row['regime']} ({percent:.{1 if percent < 10 else 0}f} %)"
 
 
 def in_turn(rows: Sequence[Row]) -> Iterator[list[Row]]:
