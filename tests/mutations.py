@@ -25,6 +25,7 @@ PLANNED_TRUNKS = ("tests/unit/planner/policy/test_prefixes.py",)
 SIDES = ("tests/unit/executor/blocks/test_side_groups.py",)
 SIDE_COPIES = ("tests/unit/executor/blocks/test_side_copies.py",)
 TURN_ENDS = ("tests/unit/executor/blocks/transfers/test_turn_ends.py",)
+RETURNS = ("tests/unit/executor/blocks/test_returns.py",)
 PROMPT_ENDS = ("tests/unit/executor/blocks/transfers/test_prompt_ends.py",)
 ANCHORS = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "gpt_oss and very_token")
 STATES = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "zeroed")
@@ -1784,6 +1785,41 @@ MUTATIONS = (
         "loads.side_uids.update(uid for uid in found.uids if not loads.holds(uid))",
         "pass",
         ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "blocks_of_another_anchor"),
+    ),
+    Mutation(
+        "what comes back ahead of time is found before it is there",
+        f"{EXECUTOR}/blocks/returns.py",
+        "        if not one.under_way:\n            self._leave(one)\n\n    def _leave",
+        "        self._leave(one)\n\n    def _leave",
+        RETURNS,
+    ),
+    Mutation(
+        "what comes back ahead of time takes blocks of what is kept",
+        f"{EXECUTOR}/blocks/pool_blocks.py",
+        "if column is None or not is_kept(column.key):",
+        "if True:",
+        RETURNS,
+    ),
+    Mutation(
+        "what comes back ahead of time takes promised room on the host",
+        f"{EXECUTOR}/blocks/returns.py",
+        "if num_blocks > self._host.num_unpromised:",
+        "if False:",
+        RETURNS,
+    ),
+    Mutation(
+        "what comes back ahead of time takes blocks that requests grow into",
+        f"{EXECUTOR}/blocks/returns.py",
+        "if is_wanted or self.num_owned > self._blocks.num_free:",
+        "if is_wanted:",
+        RETURNS,
+    ),
+    Mutation(
+        "what came back wrong ahead of time may be found",
+        f"{EXECUTOR}/blocks/transfers/losses.py",
+        "if self._owner.returns.lose(feedback.lost_requests):",
+        "if False:",
+        RETURNS,
     ),
     Mutation(
         "an anchor is published before it is on the host",

@@ -61,6 +61,9 @@ class Counters:
     num_kept_tool_turns: int = _counter(
         "Answers that ended with a tool call and whose KV was kept for the next turn."
     )
+    num_returned_blocks: int = _counter(
+        "Blocks of such turns that were copied back to the pool before the next one came."
+    )
     num_retentions_accepted: int = _counter("Hints to keep a request's KV that were followed.")
     num_retentions_clipped: int = _counter("Hints that were followed as far as budgets go.")
     num_retentions_deferred: int = _counter("Hints about KV that was not on the host yet.")

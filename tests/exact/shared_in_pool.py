@@ -55,7 +55,7 @@ class InPool:
         for trunk in owner.trunks.all:
             assert trunk.is_copied or not (trunk.offloaded or trunk.num_copied_blocks > trunk.first)
             self.num_pinned += len(trunk.users) > 1 and not trunk.is_copied
-        self.num_duplicates += owner.num_duplicate_blocks()
+        self.num_duplicates += scheduler.transfers.num_duplicate_blocks()
 
 
 @TWO_ENGINES

@@ -90,6 +90,8 @@ from tests.exact.shared_prefixes import (  # noqa: F401 - as above
 )
 from tests.exact.tool_turns import (  # noqa: F401 - as above
     test_a_turn_that_ended_with_a_tool_call_comes_back_to_its_kv,
+    test_what_is_left_before_its_copy_has_come_is_noticed,
+    test_what_waits_for_its_tool_is_in_the_pool_again_before_it_is_asked_for,
 )
 
 # Engines run in this process: their warnings are not ours to fail on.

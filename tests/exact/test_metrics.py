@@ -299,6 +299,20 @@ def test_what_a_turn_with_a_tool_call_leaves_is_kept_until_its_session_ends(
     runner.run(workload, hook=together(at(42, called("one")), at(45, release), copies_complete))
 
 
+def others_have_had_its_blocks(scheduler: Any) -> None:
+    forget_free_blocks(scheduler)
+    called("one")(scheduler)
+
+
+@sees("kv_num_returned_blocks")
+def test_what_waits_for_a_tool_is_brought_back_to_the_pool(
+    runner: StepRunner, patch: pytest.MonkeyPatch
+) -> None:
+    workload = [calls_a_tool(one()), one("later", step=80)]
+    hook = together(at(42, others_have_had_its_blocks), at(78, release), copies_complete)
+    runner.run(workload, hook=hook)
+
+
 @sees("kv_num_evicted_awaited_columns")
 def test_what_waits_for_a_tool_makes_room_when_there_is_no_other(
     runner: StepRunner, patch: pytest.MonkeyPatch

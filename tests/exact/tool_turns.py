@@ -12,6 +12,8 @@ from lab.engine.conversations import STEPS_PER_TURN, SYSTEM
 from lab.engine.step_runner import Arrival, Outcome, StepRunner
 from lab.engine.workloads import together
 from services.executor.request_tag import ToolTurn, with_tool_turn
+from services.placement.run.resume import ResumeWay
+from tests.exact import faults
 from tests.exact.cached_prefixes import LAYERS_ONLY, Hits, copied_at_once, room_for
 from tests.exact.evidence import assert_pool_is_whole
 
@@ -62,6 +64,69 @@ def test_a_turn_that_ended_with_a_tool_call_comes_back_to_its_kv(
         assert cache.num_awaited_columns == 0
     assert outcome.tokens.items() <= expected_turns.tokens.items()
     assert_pool_is_whole(runner)
+
+
+def turns_of_an_agent(turns: list[Arrival]) -> list[Arrival]:
+    """Return a turn that calls a tool and, long after it, the next one."""
+    by_name = {turn.request_id: turn for turn in turns}
+    calls = by_name[CALLS]
+    tag = with_tool_turn(None, ToolTurn("agent", "session", 0))
+    calls = replace(calls, sampling=calls.sampling | {"extra_args": tag})
+    return [calls, replace(by_name[COMES_BACK], step=3 * STEPS_PER_TURN)]
+
+
+def loses_its_blocks(scheduler: Any, step: int) -> None:
+    """Say that the turn has called a tool; by then others have had its blocks."""
+    if step == CALLED_AT:
+        scheduler.block_owner.blocks.forget_left()
+        scheduler.keep_turns({CALLS: 3_600.0})
+
+
+@LAYERS_ONLY
+def test_what_waits_for_its_tool_is_in_the_pool_again_before_it_is_asked_for(
+    runner: StepRunner, expected_turns: Outcome, turns: list[Arrival], hits: Hits,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    workload, counters = turns_of_an_agent(turns), runner.scheduler.block_owner.counters
+    monkeypatch.setattr(runner.scheduler.control.resumes, "choose_way", lambda *_: ResumeWay.LOAD)
+    before = counters.copy()
+
+    hook = together(loses_its_blocks, copied_at_once(runner, monkeypatch))
+    outcome = runner.run(workload, hook=hook)
+
+    num_blocks = hits.num_blocks[COMES_BACK]
+    assert num_blocks > 0
+    assert counters.num_returned_blocks - before.num_returned_blocks == num_blocks
+    assert counters.num_loaded_blocks - before.num_loaded_blocks == num_blocks  # the same
+    assert counters.num_found_blocks - before.num_found_blocks == num_blocks
+    assert outcome.tokens.items() <= expected_turns.tokens.items()
+    runner.scheduler.release_session("agent", "session")
+    assert_pool_is_whole(runner)
+
+
+@LAYERS_ONLY
+def test_what_is_left_before_its_copy_has_come_is_noticed(
+    runner: StepRunner, expected_turns: Outcome, turns: list[Arrival], hits: Hits,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    workload, owner = turns_of_an_agent(turns), runner.scheduler.block_owner
+    monkeypatch.setattr(runner.scheduler.control.resumes, "choose_way", lambda *_: ResumeWay.LOAD)
+    begin = owner.returns._begin
+
+    def as_if_it_were_there(columns: Any) -> None:
+        begin(columns)
+        for restore_id in list(owner.returns._returning.under_way):
+            owner.orders.cancel_restore(restore_id)
+            owner.returns.arrive([restore_id])
+
+    monkeypatch.setattr(owner.returns, "_begin", as_if_it_were_there)
+    hook = together(loses_its_blocks, copied_at_once(runner, monkeypatch))
+    with faults.spoiling(faults.FaultyEngine):  # the guard is not asked
+        outcome = runner.run(workload, hook=hook, check=False)
+
+    assert outcome.tokens[CALLS] == expected_turns.tokens[CALLS]
+    assert outcome.tokens[COMES_BACK] != expected_turns.tokens[COMES_BACK]
+    runner.scheduler.release_session("agent", "session")
 
 
 def is_other(name: str) -> bool:

@@ -17,7 +17,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 
 from services.control.prefixes.prefix_cache import Column, num_complete
-from services.control.prefixes.trunks import give_up, num_duplicate_blocks, own_columns
+from services.control.prefixes.trunks import give_up
 from services.control.requests.request_record import RequestRecord
 from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.growth import Growth
@@ -27,6 +27,7 @@ from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.quarantine import Quarantine
 from services.executor.blocks.residency import RequestKV, on_host_only
 from services.executor.blocks.restores import Restores
+from services.executor.blocks.returns import Returns
 from services.executor.blocks.seals import Seals
 from services.executor.blocks.sharing.publishing import Publishing
 from services.executor.blocks.sharing.trunks import Trunks, leave_found
@@ -74,6 +75,7 @@ class BlockOwner:
         self.quarantine = Quarantine(self.blocks, host)
         self.staging = StagingBuffers(self.blocks, orders)
         self.restores = Restores(self.blocks, orders, self.staging, self.counters)
+        self.returns = Returns(self.restores, host, geometry.num_groups)
         self.sides = SideGroups(self.blocks, geometry)
         self.side_copies = SideCopies(self.sides, host, self.restores, geometry)
         self.growth = Growth(self.blocks, host, self.staging, block_size=geometry.block_size)
@@ -265,13 +267,9 @@ class BlockOwner:
             group.num_saves_sent = group.num_host_blocks = num_kept
         self.orders.begin_with(kv)
 
-    def num_duplicate_blocks(self) -> int:
-        """Return how many blocks the pool could do without if requests shared them there."""
-        holders = [(own_columns(one), one.offloaded) for one in self.holders()]
-        return num_duplicate_blocks(holders, num_groups=self.geometry.num_groups)
-
     def forget_prefixes(self) -> None:
         """Let no request begin with what is on the host now, nor with what follows from it."""
+        self.returns.forget_all()
         self.host.forget_all()
         self.blocks.forget_left()
         for kv in self.kvs:
@@ -370,7 +368,8 @@ class BlockOwner:
         adopted nor discarded yet.
         """
         orphans = self.restores.orphans
-        owned: list[KVCacheBlock] = [b for blocks in orphans.values() for b in blocks]
+        owned, returning = self.returns.check_integrity()
+        owned.extend(block for blocks in orphans.values() for block in blocks)
         owned.extend(self.sides.check_integrity())
         self.side_copies.check_integrity(self.kvs)
         for kv in self.kvs:
@@ -395,6 +394,6 @@ class BlockOwner:
         self.host.check_integrity(
             [slot for kv in self.kvs for slot in (*kv.own_slots(), *kv.side_slots)],
             [kv.promise for kv in (*self.kvs, *drafts)],
-            [kv.columns for kv in self.kvs],
+            [returning, *(kv.columns for kv in self.kvs)],
             [kv.side_copy.anchor for kv in self.kvs if kv.side_copy and kv.side_copy.anchor],
         )

@@ -6,6 +6,7 @@ are, instead of a copy. One request at a time: a block that is found is its find
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from itertools import islice
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -14,6 +15,7 @@ from services.control.prefixes.anchors import Anchor
 from services.control.prefixes.prefix_cache import Column
 from services.executor.blocks.step_orders import StepOrders
 
+MAX_LOOKED_AT = 1024  # columns that were left, for room ahead of need
 Position = Sequence[KVCacheBlock | None]  # a block position's block in each layer group, if any
 
 
@@ -179,6 +181,25 @@ class PoolBlocks:
             return self._num_left[uid]
         wanted = (blocks[group] for group in groups)
         return sum(self._holds(block, uid) for block in wanted)
+
+    def make_way(self, num_blocks: int, is_kept: Callable[[Hashable], bool]) -> bool:
+        """Return whether so many can be taken, and nothing be lost that is kept.
+
+        `is_kept`: of a column's key. What is kept, and comes before, is left anew, as the last.
+        """
+        num_over = num_blocks - (self.num_free - self.num_left)
+        for uid, num_left in list(islice(self._num_left.items(), MAX_LOOKED_AT)):
+            if num_over <= 0:
+                break
+            column = self._columns.get(uid)
+            if column is None or not is_kept(column.key):
+                num_over -= num_left
+            elif column.is_complete:
+                groups = range(len(self._left[uid]))
+                self.leave([(column, [self.find_all([column.uid], g)[0] for g in groups])])
+            else:  # it is nowhere else
+                return False
+        return num_over <= 0
 
     def forget_left(self, block_ids: Collection[int] | None = None) -> None:
         """Let none find what free blocks hold: all of them, or these and what is beside them."""

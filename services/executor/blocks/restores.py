@@ -77,7 +77,7 @@ class Restores:
         if positions:
             slots = [group.host_slots[position] for position in positions]
             uids = [kv.uid(position) for position in positions]
-            restore_id, blocks = self.order(kv, index, uids, slots)
+            restore_id, blocks = self.order(kv.request_id, index, uids, slots)
             restore.targets.update(zip(positions, blocks, strict=True))
             restore.under_way[restore_id] = blocks
         elif not missing and not restore.under_way:
@@ -85,11 +85,11 @@ class Restores:
         return len(positions)
 
     def order(
-        self, kv: Holder, index: int, uids: Sequence[int], slots: Sequence[int]
+        self, request_id: str, index: int, uids: Sequence[int], slots: Sequence[int]
     ) -> tuple[int, list[KVCacheBlock]]:
         """Take blocks and have slots copied to them; return the order's number, and the blocks.
 
-        `uids`: of what is in the slots.
+        `request_id`: or another holder's name. `uids`: of what is in the slots.
 
         Only the caller has them yet.
         """
@@ -99,7 +99,7 @@ class Restores:
         self.orders.restore(
             RestoreOrder(
                 self._last_id,
-                kv.request_id,
+                request_id,
                 index,
                 list(uids),
                 list(slots),

@@ -13,7 +13,7 @@ from vllm.v1.request import Request, RequestStatus
 from services.control.prefixes.anchors import AnchorShare
 from services.control.prefixes.prefix_cache import num_complete
 from services.control.prefixes.retention import RetentionBudget
-from services.executor.blocks.block_owner import BlockOwner
+from services.executor.blocks.transfers.transfers import Transfers
 from services.executor.kv_holders import HoldingSession
 from services.executor.kv_options import KVOptions
 from services.executor.request_tag import (
@@ -53,8 +53,9 @@ class Retaining:
     which says so behind the end, or ahead of it where it ends the answer itself.
     """
 
-    def __init__(self, owner: BlockOwner, options: KVOptions) -> None:
-        self._owner, self._options = owner, options
+    def __init__(self, transfers: Transfers, options: KVOptions) -> None:
+        self._transfers, self._options = transfers, options
+        self._owner = owner = transfers.owner
         self._retention, self._awaited = owner.host.cache.retention, owner.host.cache.awaited
         self._books = (self._retention, self._awaited)
         self._begun: set[str] = set()  # requests whose prompt was answered for
@@ -62,10 +63,14 @@ class Retaining:
         self._ended_turns: OrderedDict[str, _EndedTurn] = OrderedDict()
         self._awaited_s: dict[str, float] = {}  # live requests that end with a tool call
 
-    def advance(self, now_s: float) -> None:
-        """Let end what was retained until now, before a step."""
+    def advance(self, now_s: float, *, is_wanted: bool) -> None:
+        """Let end what was retained until now, before a step; bring back what waits for its next
+        turn, if the link and free blocks are not wanted otherwise.
+        """
         self._told.clear()
         self._advance(now_s)
+        returns, link_is_idle = self._owner.returns, self._transfers.link_is_idle
+        returns.advance(is_wanted=is_wanted, link_is_idle=link_is_idle)
 
     def _advance(self, now_s: float) -> None:
         for book in self._books:
@@ -83,6 +88,7 @@ class Retaining:
         """Retain what is asked for of a request whose KV is about to be freed."""
         num_tokens = min(request.num_computed_tokens, request.num_tokens - 1)  # of the last no KV
         self._note_turn(request, num_tokens, now_s)
+        self._owner.returns.look_again()
         kept = _kept(request)
         if kept is None:
             return
@@ -99,7 +105,7 @@ class Retaining:
             return
         ended = _EndedTurn(turn, request.block_hashes, num_tokens)
         if awaited_s is not None:
-            self._keep_turn(ended, now_s + awaited_s)
+            self._keep_turn(request.request_id, ended, now_s + awaited_s)
             return
         self._ended_turns[request.request_id] = ended
         if len(self._ended_turns) > MAX_ENDED_TURNS:
@@ -112,11 +118,11 @@ class Retaining:
         self._advance(now_s)
         for request_id, seconds in turns.items():
             if (ended := self._ended_turns.pop(request_id, None)) is not None:
-                self._keep_turn(ended, now_s + seconds)
+                self._keep_turn(request_id, ended, now_s + seconds)
             elif request_id in live:
                 self._awaited_s[request_id] = seconds
 
-    def _keep_turn(self, ended: _EndedTurn, until_s: float) -> None:
+    def _keep_turn(self, request_id: str, ended: _EndedTurn, until_s: float) -> None:
         """Keep a turn as far as the account's budget goes beside what it asked for."""
         turn, block_size = ended.turn, self._owner.geometry.block_size
         end = min(turn.end or ended.num_tokens, ended.num_tokens)
@@ -130,6 +136,8 @@ class Retaining:
             columns = [(key, until_s) for key in ended.keys[: end // block_size]]
         num_held = cache.retain_awaited(turn.account, turn.session_id, columns, budget)
         self._owner.counters.num_kept_tool_turns += num_held > 0
+        keys = (key for key, _ in columns[:num_held] if not isinstance(key, AnchorShare))
+        self._owner.returns.await_turn(request_id, [*keys])
 
     def told(self, request_id: str) -> dict[str, Any]:
         """Return what the last output of a request that has ended is to carry."""

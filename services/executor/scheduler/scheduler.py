@@ -108,7 +108,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
         self.line: Line[Request, RequestKV] = Line(self.engine, resumes, self._rates)
         self.control = LineControl(self, self.line, self.transfers, max_hold_s=options.max_pause_s)
         self.recovery = Recovery(self, owner, Losses(owner, self.transfers))
-        self.retaining = Retaining(owner, self.kv_options)
+        self.retaining = Retaining(self.transfers, self.kv_options)
         self._coordinator.owner, self._coordinator.draft = owner, self._draft
         self._coordinator.num_accepted = self._num_accepted
         if isinstance(self._coordinator, SideCoordinator):
@@ -197,7 +197,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     # -- each step --------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        self.retaining.advance(time.monotonic())
+        self.retaining.advance(time.monotonic(), is_wanted=bool(self.engine.waiting))
         self.loop.before_schedule()  # plans that came, pauses that end, which requests may run
         self.transfers.settle()  # copies that are complete
         self._coordinator.discard_drafts()
@@ -282,7 +282,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
 
     def has_requests(self) -> bool:
         """Return whether there are steps to run: what has ended may still have to be copied."""
-        return bool(super().has_requests()) or self.transfers.turn_ends.is_busy
+        return bool(super().has_requests()) or self.transfers.needs_steps
 
     def _draft(self, record: RequestRecord[RequestKV], num_tokens: int) -> RequestKV:
         """Draft a request that asks for its first blocks."""

@@ -201,7 +201,7 @@ class SideCopies:
         loaded: list[KVCacheBlock] = []
         if lacking:
             restore_id, loaded = self._restores.order(
-                kv, index, [uids[n] for n in lacking], [slots[n] for n in lacking]
+                kv.request_id, index, [uids[n] for n in lacking], [slots[n] for n in lacking]
             )
             copy.under_way[restore_id] = loaded
         if here:

@@ -48,6 +48,8 @@ class Losses:
             if (request_id in self._owner.records or self._transfers.turn_ends.has(request_id))
             and not self._has_begun_anew(request_id, feedback.step)
         }
+        if self._owner.returns.lose(feedback.lost_requests):  # its copies on the host are wrong
+            self._forget_everything()
         lost |= self._lost_with_trunks(feedback.lost_requests)
         for restore_id, cause in feedback.failed_restores.items():
             lost |= self._end_restore(restore_id, cause)
@@ -86,14 +88,18 @@ class Losses:
         corrupt = [name for name, cause in lost.items() if cause is FailureCause.CORRUPT]
         if not corrupt:
             return {}
-        self._owner.host.forget_all()
-        self._owner.blocks.forget_left()
+        self._forget_everything()
         columns = {c for kv in self._owner.kvs if kv.request_id in corrupt for c in kv.columns}
         return {
             kv.request_id: FailureCause.CORRUPT
             for kv in self._owner.kvs
             if kv.request_id not in lost and not columns.isdisjoint(kv.columns)
         }
+
+    def _forget_everything(self) -> None:
+        self._owner.returns.forget_all()
+        self._owner.host.forget_all()
+        self._owner.blocks.forget_left()
 
     def _has_begun_anew(self, request_id: str, step: int) -> bool:
         """Return whether all that a running request has was computed after a step."""
@@ -103,6 +109,8 @@ class Losses:
 
     def _end_restore(self, restore_id: int, cause: FailureCause) -> dict[str, FailureCause]:
         self._owner.counters.num_failed_restores += 1
+        if self._owner.returns.fail(restore_id):
+            return {}
         kv = self._owner.side_copies.whose(restore_id)
         if kv is not None:  # it waits for all of it
             return {kv.request_id: cause}

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 
+from services.control.prefixes.trunks import num_duplicate_blocks, own_columns
 from services.control.requests.life import State
 from services.executor.blocks.block_owner import BlockOwner
 from services.executor.blocks.holder import Holder
@@ -48,6 +49,7 @@ class Transfers:
 
         They will if a copy is under way whose completion gives blocks back.
         """
+        self.owner.returns.stop()
         for holder in self.owner.holders():
             for index in range(len(holder.groups)):
                 if self.owner.restores.cancel(holder, index):
@@ -80,6 +82,7 @@ class Transfers:
             if restore_id in self.owner.restores.orphans:
                 self.owner.restores.release_orphan(restore_id)
         self.owner.side_copies.arrive(done)
+        self.owner.returns.arrive(done)
         for holder in self.owner.holders():
             for index, group in enumerate(holder.groups):
                 if group.restore is not None:
@@ -155,6 +158,11 @@ class Transfers:
         self.owner.forget_prefixes()
 
     @property
+    def needs_steps(self) -> bool:
+        """Whether there are steps to run without requests: of what has ended."""
+        return self.turn_ends.is_busy or self.owner.returns.is_busy
+
+    @property
     def is_busy(self) -> bool:
         """Whether copies are under way whose completion something may act on."""
         return (
@@ -168,13 +176,21 @@ class Transfers:
 
     def num_restoring_blocks(self) -> int:
         """Return how many blocks are on their way back in the background."""
-        return self.owner.side_copies.num_coming_blocks + sum(
-            len(blocks)
-            for holder in self.owner.holders()
-            for group in holder.groups
-            if group.restore is not None
-            for blocks in group.restore.under_way.values()
+        return (
+            self.owner.returns.num_coming
+            + self.owner.side_copies.num_coming_blocks
+            + sum(
+                len(blocks)
+                for holder in self.owner.holders()
+                for group in holder.groups
+                if group.restore is not None
+                for blocks in group.restore.under_way.values()
+            )
         )
+
+    def link_is_idle(self) -> bool:
+        """Return whether nothing is on its way to the pool, nor will be in a step."""
+        return not (self.num_restoring_blocks() or self.num_step_load_blocks())
 
     def num_step_load_blocks(self) -> int:
         """Return how many blocks a step of all requests that are awake loads."""
@@ -183,6 +199,11 @@ class Transfers:
             for one in self.owner.holders()
             if one.staging
         )
+
+    def num_duplicate_blocks(self) -> int:
+        """Return how many blocks the pool could do without if requests shared them there."""
+        holders = [(own_columns(one), one.offloaded) for one in self.owner.holders()]
+        return num_duplicate_blocks(holders, num_groups=self.owner.geometry.num_groups)
 
     def stats(self) -> KVStats | None:
         """Return where KV is now, once in a while, and at once when a copy has gone wrong or no
@@ -211,7 +232,7 @@ class Transfers:
             num_retained_columns=owner.host.cache.num_retained_columns,
             num_awaited_columns=owner.host.cache.num_awaited_columns,
             num_left_blocks=owner.blocks.num_left,
-            num_duplicate_blocks=owner.num_duplicate_blocks(),
+            num_duplicate_blocks=self.num_duplicate_blocks(),
             num_trunks=len(owner.trunks.all),
             num_shared_blocks=owner.trunks.num_saved_blocks,
             num_paused_requests=sum(one.state is State.PAUSED for one in owner.records.values()),

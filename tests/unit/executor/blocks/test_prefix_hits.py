@@ -228,15 +228,15 @@ def test_pool_blocks_that_several_live_requests_have_are_counted() -> None:
     settled(sim)
 
     # Three have "a", two "b" behind it, in each of four layer groups.
-    assert sim.owner.num_duplicate_blocks() == 4 * (2 + 1)
+    assert sim.transfers.num_duplicate_blocks() == 4 * (2 + 1)
     sim.owner.offload(first, [0])
     settled(sim)
     # Of the first group two requests have "a" in the pool, and one has "b".
-    assert sim.owner.num_duplicate_blocks() == 3 * (2 + 1) + 1
+    assert sim.transfers.num_duplicate_blocks() == 3 * (2 + 1) + 1
     sim.end(second.request_id)
-    assert sim.owner.num_duplicate_blocks() == 3
+    assert sim.transfers.num_duplicate_blocks() == 3
     sim.end(third.request_id)
-    assert sim.owner.num_duplicate_blocks() == 0
+    assert sim.transfers.num_duplicate_blocks() == 0
 
 
 def test_what_a_hung_copy_may_still_write_is_found_by_nobody() -> None:

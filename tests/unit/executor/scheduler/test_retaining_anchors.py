@@ -35,7 +35,7 @@ class Rig(PromptRig):
     def __init__(self, *, retention_frac: float = 1.0) -> None:
         super().__init__()
         options = KVOptions(host_bytes=1 << 20, prefix_caching=True, retention_frac=retention_frac)
-        self.retaining = Retaining(self.sim.owner, options)
+        self.retaining = Retaining(self.sim.transfers, options)
         self.cache = self.sim.owner.host.cache
 
     def request(self, kv: RequestKV, *spans: tuple[int, float], calls: bool = False) -> Any:

@@ -35,7 +35,7 @@ def test_a_burst_computes_what_it_begins_with_once(num_slots: int) -> None:
     owner = engine.scheduler.block_owner
     assert ran == set(names_of(requests))
     assert owner.counters.num_prefix_hit_tokens == 5 * len(PREFIX) * BLOCK_SIZE
-    assert owner.num_duplicate_blocks() == 0
+    assert engine.scheduler.transfers.num_duplicate_blocks() == 0
     num_mirrored = sum(one.mirrored for one in owner.kvs)
     assert 0 < num_mirrored < 6 if num_slots else not num_mirrored
 

@@ -124,7 +124,7 @@ def test_those_that_the_host_has_no_room_for_share_and_stay_in_the_pool(num_slot
     assert not any(one.mirrored for one in (first, *others, *sim.owner.trunks.all))
     assert not any(one.num_host_blocks for one in (first, *others))
     assert not any(one.view.num_host_blocks for one in sim.owner.holders())
-    assert sim.owner.num_duplicate_blocks() == sim.num_groups  # the last block of two
+    assert sim.transfers.num_duplicate_blocks() == sim.num_groups  # the last block of two
     assert sim.transfers.write_through.num_lagging_blocks() == 0
 
 
