@@ -2,7 +2,7 @@
 
 Where answers end with tool calls, the next turn is known to come (`retaining.py`). What of its
 columns is on the host only is copied while no request waits, while the link carries nothing else,
-and into blocks that hold nothing which is kept for others. Nobody has it then: the blocks are
+and into blocks that hold nothing which is kept for others. No request has it then: blocks are
 *left*, as those of a request that ends (`pool_blocks.py`): whoever begins with the columns finds
 them there.
 """
@@ -132,7 +132,7 @@ class Returns:
         return columns
 
     def _has_room(self, num_blocks: int) -> bool:
-        """Return whether blocks can be taken from nobody: half of the free ones are for growth.
+        """Return whether blocks can be taken: half of the free ones are for growth.
 
         The columns' slots are not free on the host meanwhile: none of them may be promised.
         """
