@@ -92,15 +92,19 @@ def longest_gap_s(arrived_s: Sequence[float]) -> float:
 
 
 def load(model: str, *, num_tokens: int = NUM_TOKENS) -> list[Asked]:
-    """Return 22 requests: greedy, seeded, penalties, forms, tools, stop strings, probabilities."""
+    """Return 22 requests: greedy, seeded, penalties, forms, tools, stop strings, probabilities.
+
+    One ends at a stop string.
+    """
     chat = {"temperature": 0}
     hot = {"temperature": 1.0, "top_p": 0.9}
     regex = {"structured_outputs": {"regex": "([a-z]{3} ){200}"}}
     form = {"response_format": {"type": "json_schema", "json_schema": _named(SCHEMA)}}
     calls = {"tools": [TOOL], "tool_choice": "required"}
     likely = {"logprobs": True, "top_logprobs": 2}
+    ends = {"stop": ["e", "a"], "min_tokens": 2 * num_tokens // 3}  # soon behind so many
     options: list[tuple[str, str, dict[str, Any]]] = [
-        *((CHAT, f"greedy-{n}", chat) for n in range(3)),
+        *((CHAT, f"greedy-{n}", chat) for n in range(2)),
         *((CHAT, f"seeded-{n}", {**hot, "seed": n}) for n in range(2)),
         (CHAT, "presence", {**hot, "seed": 7, "presence_penalty": 0.8}),
         (CHAT, "repetition", {**chat, "repetition_penalty": 1.2, "frequency_penalty": 0.4}),
@@ -113,6 +117,7 @@ def load(model: str, *, num_tokens: int = NUM_TOKENS) -> list[Asked]:
         (CHAT, "likely", {**chat, **likely}),
         (TEXT, "likely-text", {**hot, "seed": 8, "logprobs": 2}),
         (TEXT, "stop", {**hot, "seed": 9, "stop": ["never said \u2603"], "min_tokens": 20}),
+        (CHAT, "stop-that-comes", {**hot, "seed": 13, **ends}),
         (CHAT, "three", {**hot, "seed": 10, "n": 3}),
         (RESPONSES, "responses", {"temperature": 0}),
         (MESSAGES, "messages", {"temperature": 0}),
