@@ -1747,8 +1747,8 @@ MUTATIONS = (
     Mutation(
         "of an anchor only the copy is found",
         f"{EXECUTOR}/blocks/transfers/turn_ends.py",
-        "            self._owner.side_copies.leave(kv, anchor)\n",
-        "",
+        "                self._owner.side_copies.leave(kv, anchor)\n",
+        "                pass\n",
         TURN_ENDS,
     ),
     Mutation(
@@ -1782,8 +1782,8 @@ MUTATIONS = (
     Mutation(
         "what was found wrong of an anchor is nobody's",
         f"{EXECUTOR}/copies/load_tables.py",
-        "loads.side_uids.update(uid for uid in found.uids if not loads.holds(uid))",
-        "pass",
+        "                loads.side_uids.update(found.uids)\n",
+        "                pass\n",
         ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "blocks_of_another_anchor"),
     ),
     Mutation(
@@ -1794,17 +1794,24 @@ MUTATIONS = (
         RETURNS,
     ),
     Mutation(
+        "of what comes back ahead of time the first blocks are lost first",
+        f"{EXECUTOR}/blocks/returns.py",
+        "column = self._cache.get(turn.keys[turn.num_left])",
+        "column = self._cache.get(turn.keys[-1 - turn.num_left])",
+        RETURNS,
+    ),
+    Mutation(
         "what comes back ahead of time takes blocks of what is kept",
-        f"{EXECUTOR}/blocks/pool_blocks.py",
-        "if column is None or not is_kept(column.key):",
+        f"{EXECUTOR}/blocks/returns.py",
+        "if column is None or not self._is_kept(column):",
         "if True:",
         RETURNS,
     ),
     Mutation(
         "what comes back ahead of time takes promised room on the host",
         f"{EXECUTOR}/blocks/returns.py",
-        "if num_blocks > self._host.num_unpromised:",
-        "if False:",
+        "if num_blocks > self._host.num_unpromised or 2",
+        "if 2",
         RETURNS,
     ),
     Mutation(

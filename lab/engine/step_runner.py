@@ -273,7 +273,7 @@ class StepRunner:
     def _waits_for_copies(self) -> bool:
         owner = self.scheduler.block_owner
         quarantine = owner.quarantine
-        if self.scheduler.transfers.turn_ends.is_busy:
+        if self.scheduler.transfers.needs_steps:
             return True
         return bool(owner.restores.orphans or quarantine.num_blocks or quarantine.num_slots)
 

@@ -80,6 +80,8 @@ class Line(RunOrder[RequestT, KVT]):
         ahead = self.active_needs() if line else []  # served before the request at hand
         for request in line:
             if self._is_coming(request):
+                if self._awaits_turn(request):  # others need not
+                    continue
                 break
             record = self.record_of(request)
             self._seek(request)

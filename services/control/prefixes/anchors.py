@@ -35,7 +35,7 @@ class ComingTurn:
 
     num_tokens: int  # that the other need not compute once it is there
     num_more: int  # of them, beyond what is there by now
-    num_blocks: int  # of one layer group each, whose copies are not complete
+    num_blocks: int  # of one layer group each, to be copied, and before them
 
 
 @dataclass(frozen=True, slots=True)

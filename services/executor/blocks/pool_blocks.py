@@ -5,8 +5,7 @@ all others that are free by then. Until then whoever comes back with the same KV
 are, instead of a copy. One request at a time: a block that is found is its finder's own.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
@@ -15,7 +14,6 @@ from services.control.prefixes.anchors import Anchor
 from services.control.prefixes.prefix_cache import Column
 from services.executor.blocks.step_orders import StepOrders
 
-MAX_LOOKED_AT = 1024  # columns that were left, for room ahead of need
 Position = Sequence[KVCacheBlock | None]  # a block position's block in each layer group, if any
 
 
@@ -104,7 +102,7 @@ class PoolBlocks:
         for column, blocks in positions:
             uid = column.uid
             left = _in_no_quarantine(blocks)
-            num_left = len(left) - left.count(None)
+            num_left = sum(block is not None for block in left)
             if num_left < len(blocks):
                 if not column.is_complete:
                     left, num_left = [None] * len(blocks), 0
@@ -182,24 +180,18 @@ class PoolBlocks:
         wanted = (blocks[group] for group in groups)
         return sum(self._holds(block, uid) for block in wanted)
 
-    def make_way(self, num_blocks: int, is_kept: Callable[[Hashable], bool]) -> bool:
-        """Return whether so many can be taken, and nothing be lost that is kept.
+    def oldest(self) -> Iterator[tuple[Column | None, int]]:
+        """Yield what is left, as others take it: how many blocks, and the column if it is whole."""
+        for key, num_left in self._num_left.items():
+            yield self._columns.get(key), num_left
 
-        `is_kept`: of a column's key. What is kept, and comes before, is left anew, as the last.
-        """
-        num_over = num_blocks - (self.num_free - self.num_left)
-        for uid, num_left in list(islice(self._num_left.items(), MAX_LOOKED_AT)):
-            if num_over <= 0:
-                break
-            column = self._columns.get(uid)
-            if column is None or not is_kept(column.key):
-                num_over -= num_left
-            elif column.is_complete:
-                groups = range(len(self._left[uid]))
-                self.leave([(column, [self.find_all([column.uid], g)[0] for g in groups])])
-            else:  # it is nowhere else
-                return False
-        return num_over <= 0
+    def leave_anew(self, columns: Sequence[Column]) -> None:
+        """Let others take whole columns that are left, and on the host, behind all else."""
+        if columns:
+            uids = [column.uid for column in columns]
+            groups = range(len(self._left[uids[0]]))
+            found = [self.find_all(uids, group) for group in groups]
+            self.leave(zip(columns, zip(*found, strict=True), strict=True))
 
     def forget_left(self, block_ids: Collection[int] | None = None) -> None:
         """Let none find what free blocks hold: all of them, or these and what is beside them."""

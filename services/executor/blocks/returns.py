@@ -8,7 +8,7 @@ them there.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -18,25 +18,28 @@ from services.control.prefixes.prefix_cache import Column
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.restores import Restores
 
-NAME = "\0returns"  # in orders to the ranks: no request is called so
+NAMES = tuple(f"\0returns-{number}" for number in range(4))  # in orders to the ranks, in turn
 MAX_TURNS = 256  # that are known, the newest
-MAX_BLOCKS = 512  # that are under way at once: others may want them
+MAX_BLOCKS = 512  # that are under way at once, or moved: others may want them
+MAX_LOOKED_AT = 1024  # columns, in a step
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class AwaitedTurn:
-    """What the next turn begins with."""
+    """What a session's next turn begins with."""
 
     keys: Sequence[Hashable]  # of columns
-    position: int = 0  # of the first one that may not be in the pool
+    num_left: int  # leading ones that were not looked at
 
 
 @dataclass(slots=True, eq=False)
 class Returning:
     """Columns on their way to the pool: they have a user more, and their blocks are in no row."""
 
+    turn: AwaitedTurn
+    end: int  # where the turn goes on if it is given up
     columns: Sequence[Column]
-    blocks: list[list[KVCacheBlock]]  # by layer group, a block for each column
+    blocks: list[list[KVCacheBlock]] = field(default_factory=list)  # by layer group, and column
     under_way: dict[int, list[KVCacheBlock]] = field(default_factory=dict)  # by restore id
 
     @property
@@ -45,9 +48,11 @@ class Returning:
 
 
 class Returns:
-    """Copies columns into free blocks, and leaves them there.
+    """Copies columns into free blocks, and leaves them there: of each turn the last ones first.
 
-    returns.await_turn("r1", keys)
+    So the first ones are the last to be taken by others, in the pool and on the host.
+
+    returns.await_turn("session", keys)
     returns.look_again()  # blocks have come free
     returns.advance(is_wanted=False, link_is_idle=lambda: True)  # before each step
     returns.arrive(done)  # orders that every rank has carried out
@@ -56,14 +61,17 @@ class Returns:
     def __init__(self, restores: Restores, host: HostPool, num_groups: int) -> None:
         self._restores, self._host, self._num_groups = restores, host, num_groups
         self._blocks, self._cache = restores.blocks, host.cache
-        self._turns: OrderedDict[str, AwaitedTurn] = OrderedDict()  # by the request that ended
+        self._turns: OrderedDict[Hashable, AwaitedTurn] = OrderedDict()  # by session
         self._todo: deque[AwaitedTurn] = deque()
         self._returning: Returning | None = None
+        self._number = 0  # of those that have begun
+        self._is_wanted = False
+        self._num_moved = 0  # blocks, since `look_again`
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is, or may be, brought back."""
-        return bool(self._returning or self._todo)
+        """Whether something is brought back, or may be."""
+        return self._returning is not None or bool(self._todo and not self._is_wanted)
 
     @property
     def num_owned(self) -> int:
@@ -76,9 +84,17 @@ class Returns:
         one = self._returning
         return 0 if one is None else sum(map(len, one.under_way.values()))
 
-    def await_turn(self, request_id: str, keys: Sequence[Hashable]) -> None:
-        """Bring back what a request leaves that has ended with tool calls, while it is kept."""
-        self._turns[request_id] = turn = AwaitedTurn(keys)
+    def await_turn(self, session: Hashable, keys: Sequence[Hashable]) -> None:
+        """Bring back what a session's next turn begins with, while it is kept for a tool.
+
+        Not where windows and states have to be there, too: those come with the request.
+        """
+        if self._cache.needs_anchors or not keys:
+            return
+        before = self._turns.pop(session, None)
+        if before is not None and before in self._todo:
+            self._todo.remove(before)
+        self._turns[session] = turn = AwaitedTurn(keys, len(keys))
         if len(self._turns) > MAX_TURNS:
             self._turns.popitem(last=False)
         self._todo.append(turn)
@@ -87,74 +103,97 @@ class Returns:
         """Take in that the pool has changed: what had no room may have some, what was there may be
         gone.
         """
-        for name in [n for n, turn in self._turns.items() if not self._is_awaited(turn)]:
-            del self._turns[name]
+        for session in [s for s, turn in self._turns.items() if not self._is_awaited(turn)]:
+            del self._turns[session]
         for turn in self._turns.values():
-            turn.position = 0
-        self._todo = deque(self._turns.values())
+            turn.num_left = len(turn.keys)
+        self._todo, self._num_moved = deque(self._turns.values()), 0
 
     def _is_awaited(self, turn: AwaitedTurn) -> bool:
-        return bool(turn.keys) and turn.keys[-1] in self._cache.awaited
+        return turn.keys[-1] in self._cache.awaited
 
     # -- each step ----------------------------------------------------------------------------
 
     def advance(self, *, is_wanted: bool, link_is_idle: Callable[[], bool]) -> None:
-        """Begin with the next columns; `is_wanted`: requests wait for blocks, or for the link."""
+        """Begin with the next columns; `is_wanted`: requests wait, or the engine is to rest."""
+        self._is_wanted = is_wanted
         if is_wanted or self.num_owned > self._blocks.num_free:
             self.stop()
         elif self._todo and self._returning is None and link_is_idle():
             self._begin_next()
 
     def _begin_next(self) -> None:
-        while self._todo:
-            columns = self._lacking(self._todo[0])
-            if not columns:
-                self._todo.popleft()
-            elif self._has_room(len(columns) * self._num_groups):
-                self._begin(columns)
-                return
-            else:
+        turn = self._todo[0]
+        end = turn.num_left
+        columns = self._lacking(turn)
+        if columns and self._has_room(len(columns) * self._num_groups):
+            self._begin(Returning(turn, end, columns))
+        elif columns:
+            turn.num_left = end
+            if self._num_moved > self._blocks.num_left:  # all that is left is kept
                 self._todo.clear()  # until blocks have come free
+        elif not turn.num_left:
+            self._todo.popleft()
 
     def _lacking(self, turn: AwaitedTurn) -> list[Column]:
         """Return the next columns of a turn that are on the host and not in the pool."""
         if not self._is_awaited(turn):
-            return []
-        most = max(1, MAX_BLOCKS // self._num_groups)
-        columns: list[Column] = []
-        while turn.position < len(turn.keys) and len(columns) < most:
-            column = self._cache.get(turn.keys[turn.position])
+            turn.num_left = 0
+        most, columns = max(1, MAX_BLOCKS // self._num_groups), list[Column]()
+        last = max(0, turn.num_left - MAX_LOOKED_AT)
+        while turn.num_left > last and len(columns) < most:
+            turn.num_left -= 1
+            column = self._cache.get(turn.keys[turn.num_left])
             if column is None or not column.is_complete:
-                break
-            turn.position += 1
+                continue
             if not column.is_in_pool and not column.num_users:
                 columns.append(column)
-        return columns
+        return columns[::-1]
 
     def _has_room(self, num_blocks: int) -> bool:
-        """Return whether blocks can be taken: half of the free ones are for growth.
+        """Return whether blocks can be taken, and nothing be lost that is kept.
 
-        The columns' slots are not free on the host meanwhile: none of them may be promised.
+        Half of the free ones are for growth. The columns' slots are not free on the host meanwhile:
+        none of them may be promised. What is kept, and would be taken first, is left anew.
         """
-        if num_blocks > self._host.num_unpromised:
+        self._num_moved += 1  # there is an end, too, where nothing can be moved
+        if num_blocks > self._host.num_unpromised or 2 * num_blocks > self._blocks.num_free:
+            self._todo.clear()
             return False
-        books = (self._cache.retention, self._cache.awaited)
-        return 2 * num_blocks <= self._blocks.num_free and self._blocks.make_way(
-            num_blocks, lambda key: any(key in book for book in books)
-        )
+        kept: list[Column] = []
+        num_lacking = num_blocks - (self._blocks.num_free - self._blocks.num_left)
+        for column, num_left in self._blocks.oldest():
+            if num_lacking <= 0 or len(kept) * self._num_groups >= MAX_BLOCKS:
+                break
+            if column is None or not self._is_kept(column):
+                num_lacking -= num_left
+            elif column.is_complete:
+                kept.append(column)
+            else:  # it is nowhere else
+                self._todo.clear()
+                return False
+        self._blocks.leave_anew(kept)
+        self._num_moved += len(kept) * self._num_groups
+        return num_lacking <= 0
 
-    def _begin(self, columns: Sequence[Column]) -> None:
-        self._cache.share(columns)
-        self._returning = one = Returning(columns, [])
-        uids = [column.uid for column in columns]
+    def _is_kept(self, column: Column) -> bool:
+        return column.key in self._cache.retention or column.key in self._cache.awaited
+
+    def _begin(self, one: Returning) -> None:
+        self._number += 1
+        name = self._name
+        self._restores.orders.drop_request(name)  # an earlier one's
+        self._cache.share(one.columns)
+        self._returning = one
+        uids = [column.uid for column in one.columns]
         found = [self._blocks.find(uids, group) for group in range(self._num_groups)]
         for group, blocks in enumerate(found):  # all are found before one is loaded
-            lacking = [c for c, block in zip(columns, blocks, strict=True) if block is None]
+            lacking = [c for c, block in zip(one.columns, blocks, strict=True) if block is None]
             loaded: list[KVCacheBlock] = []
             if lacking:
                 slots = [column.slots[group] for column in lacking]
                 restore_id, loaded = self._restores.order(
-                    NAME, group, [column.uid for column in lacking], slots
+                    name, group, [column.uid for column in lacking], slots
                 )
                 one.under_way[restore_id] = loaded
                 self._host.counters.num_returned_blocks += len(loaded)
@@ -162,6 +201,11 @@ class Returns:
             one.blocks.append([next(rest) if block is None else block for block in blocks])
         if not one.under_way:
             self._leave(one)
+
+    @property
+    def _name(self) -> str:
+        """Return the newest one's name. Ranks know it for a while: what is wrong shows late."""
+        return NAMES[self._number % len(NAMES)]
 
     def arrive(self, done: Collection[int]) -> None:
         """Leave what every rank has copied."""
@@ -183,7 +227,6 @@ class Returns:
 
     def _end(self, one: Returning) -> None:
         self._host.release(one.columns)
-        self._restores.orders.drop_request(NAME)
         self._returning = None
 
     # -- what is given up ---------------------------------------------------------------------
@@ -193,6 +236,7 @@ class Returns:
         one = self._returning
         if one is not None:
             self._restores.let_go(one.owned, one.under_way)
+            one.turn.num_left = one.end
             self._end(one)
 
     def fail(self, restore_id: int) -> bool:
@@ -203,12 +247,9 @@ class Returns:
         self._todo.clear()
         return True
 
-    def lose(self, names: Iterable[str]) -> bool:
+    def lose(self, names: Collection[str]) -> bool:
         """Take in that what was brought back is corrupt; False if it is not among these names."""
-        if NAME not in names:
-            return False
-        self.stop()
-        return True
+        return not set(NAMES).isdisjoint(names)
 
     def forget_all(self) -> None:
         """Bring back nothing of what has ended until now."""

@@ -69,17 +69,18 @@ class Seals:
         What leaves the pool for good may be found in it still, by whoever begins with its columns:
         it keeps what is in none yet.
         """
-        num_columns = min(len(kv.columns), kv.num_copied_blocks) if kv.leaves_columns else 0
+        leaves = kv.leaves_columns and all(group.stages for group in kv.groups)
+        num_columns = min(len(kv.columns), kv.num_copied_blocks)
         given_up: dict[int, list[KVCacheBlock | None]] = {}
         for index, group in enumerate(kv.groups):
-            end = num_columns if kv.leaves_columns else group.num_host_blocks
+            end = num_columns if leaves else group.num_host_blocks
             for position in [p for p in group.own if p < end] if group.stages else ():
                 blocks = given_up.setdefault(position, [None] * len(kv.groups))
                 blocks[index] = group.own.pop(position)
                 group.row[position] = self._blocks.null
         freed = [block for blocks in given_up.values() for block in blocks if block is not None]
         self._counters.num_sealed_blocks += len(freed)
-        if kv.leaves_columns:
+        if leaves:
             last_first = sorted(given_up, reverse=True)  # the last ones are taken first
             self._blocks.leave(
                 (kv.columns[position], given_up[position]) for position in last_first

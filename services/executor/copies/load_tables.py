@@ -135,7 +135,8 @@ class LoadTables:
                 loads.side_uids.update(order.uids)
         for found in transfers.found:
             loads = self._of(found.request_id)
-            loads.side_uids.update(uid for uid in found.uids if not loads.holds(uid))
+            if not loads.holds(found.uids[-1]):  # of no column, like the others
+                loads.side_uids.update(found.uids)
         self._written = [save for save in transfers.saves if save.from_staging]
         for request_id, num_staging in transfers.num_staging.items():
             self._of(request_id).resize_staging(num_staging)

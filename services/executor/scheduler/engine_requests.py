@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import Request, RequestStatus
 
 from services.control.requests.request_record import RequestRecord
@@ -31,6 +32,11 @@ class EngineRequests:
     def waiting(self) -> Sequence[Request]:
         waiting: Sequence[Request] = self._scheduler.waiting
         return waiting
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether requests wait, or the engine is to rest: there is no time for anything else."""
+        return bool(self.waiting) or self._scheduler.pause_state is not PauseState.UNPAUSED
 
     @property
     def live(self) -> Iterable[Request]:

@@ -30,7 +30,7 @@ class LineControl(RunControl):
         super().__init__(scheduler, line, transfers.owner.counters, max_hold_s=max_hold_s)
         self.resumes = line.resumes
         self._line, self._transfers = line, transfers
-        self._is_stuck = False
+        self._is_stuck = self._is_idle = False
 
     def stop_and_start(self) -> None:
         if self._is_stuck and not self._preempt_idle():
@@ -96,10 +96,12 @@ class LineControl(RunControl):
         self._is_stuck = False
         running = self._scheduler.running
         in_flight = any(request.num_in_flight_tokens for request in running)
-        if num_scheduled or in_flight:
+        was_idle, self._is_idle = self._is_idle, not (num_scheduled or in_flight)
+        if not self._is_idle:
             return
         if self._transfers.is_busy:
-            time.sleep(COPY_WAIT_S)
+            if was_idle:  # else this step may have orders
+                time.sleep(COPY_WAIT_S)
             return
         run = [self._line.record_of(request) for request in running]
         line = [self._line.record_of(request) for request in self._line.eligible()]

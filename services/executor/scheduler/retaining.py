@@ -137,7 +137,7 @@ class Retaining:
         num_held = cache.retain_awaited(turn.account, turn.session_id, columns, budget)
         self._owner.counters.num_kept_tool_turns += num_held > 0
         keys = (key for key, _ in columns[:num_held] if not isinstance(key, AnchorShare))
-        self._owner.returns.await_turn(request_id, [*keys])
+        self._owner.returns.await_turn((turn.account, turn.session_id or request_id), [*keys])
 
     def told(self, request_id: str) -> dict[str, Any]:
         """Return what the last output of a request that has ended is to carry."""

@@ -197,7 +197,7 @@ class LayerwiseSchedulerMixin(ReaderStateMixin):
     # -- each step --------------------------------------------------------------------------
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        self.retaining.advance(time.monotonic(), is_wanted=bool(self.engine.waiting))
+        self.retaining.advance(time.monotonic(), is_wanted=self.engine.wants_all)
         self.loop.before_schedule()  # plans that came, pauses that end, which requests may run
         self.transfers.settle()  # copies that are complete
         self._coordinator.discard_drafts()

@@ -130,11 +130,16 @@ class VllmEngine(EngineRequests):
         ends, num_keys = self._transfers.turn_ends, self._num_keys(request)
         if not ends.is_busy or not num_keys:
             return None
-        record, keys = self._owner.records[request.request_id], request.block_hashes[:num_keys]
+        keys = request.block_hashes[:num_keys]
+        if ends.coming(keys, request.all_token_ids, num_found=0) is None:
+            return None
+        record = self._owner.records[request.request_id]
         columns = self._owner.trunks.find(record.prefix, request.block_hashes, num_keys)
         _, anchor = self._anchored(request, columns)
         num_found = 0 if anchor is None else anchor.copy.num_tokens
-        return ends.coming(keys, request.all_token_ids, num_found=num_found)
+        turn = ends.coming(keys, request.all_token_ids, num_found=num_found)
+        num_queued = self._transfers.write_through.num_under_way
+        return turn and replace(turn, num_blocks=turn.num_blocks + num_queued)
 
     def _coming(self, request: Request, cached: Sequence[Column]) -> Stretch | None:
         end = self._num_keys(request)

@@ -9,6 +9,7 @@ COPY_WAIT_S = 0.0005  # between those in which none can until copies are complet
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from vllm.v1.core.sched.interface import PauseState
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request, RequestStatus
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         hash_block_size: int
         log_stats: bool
         needs_kv_cache_zeroing: bool
+        pause_state: PauseState
         structured_output_manager: Any
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...

@@ -28,8 +28,9 @@ SCHEDULER = (
         fields="vllm_config requests running waiting kv_holding_waiting kv_cache_manager connector "
         "deferred_frees prev_step_scheduled_req_ids max_model_len max_num_active_reqs "
         "max_num_scheduled_tokens num_spec_tokens hash_block_size log_stats "
-        "needs_kv_cache_zeroing structured_output_manager",
+        "needs_kv_cache_zeroing pause_state structured_output_manager",
     ),
+    Stated(f"{SCHED}.interface:PauseState", fields="UNPAUSED"),
     Stated(f"{SCHED}.async_scheduler:AsyncScheduler"),
     Stated(f"{SCHED}.request_queue:RequestQueue", calls=("remove_requests(requests)",)),
     Stated(

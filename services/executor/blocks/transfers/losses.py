@@ -58,6 +58,7 @@ class Losses:
             feedback.hung_blocks, feedback.hung_slots
         )
         if new_blocks or new_slots:
+            self._owner.returns.stop()
             for kv in self._owner.kvs:
                 is_hit = self._owner.sides.has_any_of(kv.request_id, new_blocks)
                 if kv.request_id not in lost and (is_hit or uses(kv, new_blocks, new_slots)):

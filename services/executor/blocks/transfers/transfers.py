@@ -190,7 +190,8 @@ class Transfers:
 
     def link_is_idle(self) -> bool:
         """Return whether nothing is on its way to the pool, nor will be in a step."""
-        return not (self.num_restoring_blocks() or self.num_step_load_blocks())
+        holders = self.owner.holders()
+        return not any(one.staging for one in holders) and not self.num_restoring_blocks()
 
     def num_step_load_blocks(self) -> int:
         """Return how many blocks a step of all requests that are awake loads."""

@@ -108,7 +108,8 @@ class TurnEnds:
             anchor.prompt = kv.prompt_copy.anchor
         if self._cache.anchors.publish(anchor):
             kv.side_copy = None  # its slots are the anchor's
-            self._owner.side_copies.leave(kv, anchor)
+            if all(group.offloaded for group in kv.groups):
+                self._owner.side_copies.leave(kv, anchor)
             if kv.began is not None:
                 self._cache.anchors.passed(kv.began)
 
@@ -135,7 +136,7 @@ class TurnEnds:
             return None
         kv, copy = last.kv, last.kv.side_copy
         num_blocks = copy.num_blocks if copy and copy.stage is SideStage.LEAVES else 0
-        num_blocks += sum(kv.num_full_blocks - group.num_host_blocks for group in kv.groups)
+        num_blocks += sum(kv.num_full_blocks - group.num_saves_sent for group in kv.groups)
         return ComingTurn(kv.num_tokens, kv.num_tokens - num_found, num_blocks)
 
     # -- the next one begins ------------------------------------------------------------------

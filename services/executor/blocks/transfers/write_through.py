@@ -67,7 +67,7 @@ class WriteThrough:
         self._budget = budget
         self._lagging: dict[Holder, None] = {}  # has full blocks whose copy was not yet ordered
         self._under_way: deque[UnderWay] = deque()  # in step order
-        self._num_under_way = 0
+        self.num_under_way = 0  # blocks
 
     def note(self, kv: Holder) -> None:
         """Order the copies that a holder's full blocks lack, in the steps that come."""
@@ -96,7 +96,7 @@ class WriteThrough:
         touched: dict[Holder, None] = {}
         while self._under_way and self._under_way[0].step <= saved_step:
             copy = self._under_way.popleft()
-            self._num_under_way -= copy.num_blocks
+            self.num_under_way -= copy.num_blocks
             copy.group.num_host_blocks = max(copy.group.num_host_blocks, copy.end)
             touched[copy.holder] = None
         return list(touched)
@@ -136,7 +136,7 @@ class WriteThrough:
 
     def _forget(self, is_gone: Callable[[UnderWay], bool]) -> None:
         kept = deque(copy for copy in self._under_way if not is_gone(copy))
-        self._num_under_way = sum(copy.num_blocks for copy in kept)
+        self.num_under_way = sum(copy.num_blocks for copy in kept)
         self._under_way = kept
 
     def plan(self, step: int) -> list[SaveOrder]:
@@ -145,12 +145,12 @@ class WriteThrough:
         saves: list[SaveOrder] = []
         if not self._lagging:
             return saves
-        num_before = self._num_under_way
+        num_before = self.num_under_way
         for kv in self._lagging:
             for index, group in enumerate(kv.groups):
                 if group.offloaded:
                     self._order(step, kv, index, kv.num_full_blocks, saves)
-        num_left = self._budget(num_before) - (self._num_under_way - num_before)
+        num_left = self._budget(num_before) - (self.num_under_way - num_before)
         if num_left > 0:
             self._mirror(step, num_left, saves)
         return saves
@@ -186,7 +186,7 @@ class WriteThrough:
             return 0
         saves.extend(_save_orders(kv, index, end))
         self._under_way.append(UnderWay(step, kv.request_id, kv, index, end, num_new))
-        self._num_under_way += num_new
+        self.num_under_way += num_new
         return num_new
 
     def _forget_the_gone(self) -> None:

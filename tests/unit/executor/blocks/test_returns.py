@@ -4,7 +4,7 @@ import pytest
 
 from services.control.prefixes.retention import RetentionBudget
 from services.executor.blocks import returns
-from services.executor.blocks.returns import NAME
+from services.executor.blocks.returns import NAMES
 from services.executor.blocks.transfers.losses import Losses
 from services.executor.step_messages import FailureCause, StepFeedback
 from services.placement.layer_placement import ALL_RESIDENT
@@ -168,7 +168,7 @@ def test_blocks_that_hold_what_is_kept_are_nobodys_room(others_are_kept: bool) -
     assert not sim.owner.returns.is_busy
 
 
-def test_it_gives_way_to_whoever_waits_and_begins_anew_when_blocks_come_free() -> None:
+def test_it_gives_way_to_whoever_waits_and_begins_anew_when_none_does() -> None:
     sim = Simulation(seed=1, depth=0)
     left(sim)
     advance(sim)
@@ -180,12 +180,44 @@ def test_it_gives_way_to_whoever_waits_and_begins_anew_when_blocks_come_free() -
     settled(sim)
     assert sim.pool.get_num_free_blocks() == sim.num_blocks - 1
     assert not any(column.is_left for column in found_in(sim.owner.host, keys_of(PROMPT)))
-    advance(sim)
-    assert not sim.owner.returns.is_busy
-    sim.owner.returns.look_again()
+    assert not sim.owner.returns.is_busy  # an engine that is paused has no steps for it
     advance(sim)
     settled(sim)
     assert all(column.is_left for column in found_in(sim.owner.host, keys_of(PROMPT)))
+
+
+@pytest.mark.parametrize("num_blocks", [4, 8, 512])
+def test_what_came_back_is_lost_from_its_end_in_the_pool_and_on_the_host(
+    num_blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(returns, "MAX_BLOCKS", num_blocks)
+    sim = Simulation(seed=1, depth=0)
+    left(sim)
+    for _ in PROMPT:
+        advance(sim)
+        settled(sim)
+    columns = found_in(sim.owner.host, keys_of(PROMPT))
+    assert all(column.is_left for column in columns)
+
+    sim.pool.get_new_blocks(sim.num_blocks - 1 - 3 * sim.num_groups)
+    sim.owner.host.cache.awaited.clear()
+    sim.owner.host.cache.evict(sim.num_groups)
+
+    assert [column.is_left for column in columns] == [True] * 3 + [False]
+    assert found_in(sim.owner.host, keys_of(PROMPT)) == columns[:3]
+
+
+def test_of_a_session_the_newest_turn_is_awaited() -> None:
+    sim = Simulation(seed=1, depth=0)
+    left(sim, prompt=PROMPT[:2])
+    left(sim)
+
+    for _ in range(3):
+        advance(sim)
+        settled(sim)
+
+    assert not sim.owner.returns.is_busy
+    assert sim.owner.counters.num_returned_blocks == len(PROMPT) * sim.num_groups
 
 
 def test_half_of_the_free_blocks_stay_free() -> None:
@@ -235,7 +267,7 @@ def test_what_goes_wrong_is_found_by_nobody(cause: FailureCause) -> None:
     feedback = StepFeedback(
         step=transfers_step,
         saved_step=0,
-        lost_requests={NAME: cause} if is_corrupt else {},
+        lost_requests={NAMES[1]: cause} if is_corrupt else {},
         failed_restores={} if is_corrupt else {1: cause},
     )
 
