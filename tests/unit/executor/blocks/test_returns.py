@@ -220,6 +220,18 @@ def test_of_a_session_the_newest_turn_is_awaited() -> None:
     assert sim.owner.counters.num_returned_blocks == len(PROMPT) * sim.num_groups
 
 
+@pytest.mark.parametrize("num_left", [15, 16])
+def test_slots_that_are_promised_stay_free_for_whom_they_are(num_left: int) -> None:
+    sim = Simulation(seed=1, depth=0)
+    left(sim)
+    sim.admit(ALL_RESIDENT, num_slots=sim.owner.host.num_unpromised - num_left)
+
+    advance(sim)
+
+    assert sim.owner.returns.num_coming == (16 if num_left >= 16 else 0)
+    sim.owner.check_integrity()
+
+
 def test_half_of_the_free_blocks_stay_free() -> None:
     sim = Simulation(seed=1, depth=0, num_blocks=1 + 2 * len(PROMPT) * 4 - 1)
     left(sim)
