@@ -206,6 +206,33 @@ async def test_what_a_turn_with_a_tool_call_leaves_is_kept_until_its_session_end
     assert metrics["vllm:evenflow_kv_num_kept_tool_turns_total"] == 1
 
 
+async def test_what_waits_for_its_tool_is_back_in_the_pool_of_an_engine_without_requests(
+    executor: ExecutorProcess, gateway: GatewayStream
+) -> None:
+    async def num_returned() -> float:
+        metrics = await asyncio.to_thread(read_metrics, executor)
+        return metrics["vllm:evenflow_kv_num_returned_blocks_total"]
+
+    options = gen.ConversationOptions(
+        tools=[gen.Tool(name="look")],
+        tool_choice=gen.TOOL_CHOICE_REQUIRED,
+        forbids_parallel_calls=True,
+    )
+    turns = [gen.ChatMessage(role="user", content="Snow in Bergen? " * 20)]
+    before = await num_returned()
+    answer = await gateway.ask(
+        "waits", chat=pb.Chat(messages=turns, options=options), sampling=CALLING
+    )
+    assert answer.finish_reason == "TOOL_CALLS"
+
+    number = 0
+    while await num_returned() == before:
+        number += 1
+        other = f"{number}. {PROMPT * 26}"  # takes most of the pool
+        await gateway.ask(f"other {number}", text=other, sampling={"max_tokens": 2})
+        await asyncio.sleep(0.2)  # an engine without requests goes on
+
+
 async def test_probabilities_of_prompts_larger_than_the_pool_are_those_of_a_roomy_engine(
     roomy: StockAnswers, gateway: GatewayStream
 ) -> None:

@@ -136,12 +136,16 @@ class Returns:
             self._todo.popleft()
 
     def _lacking(self, turn: AwaitedTurn) -> list[Column]:
-        """Return the next columns of a turn that are on the host and not in the pool."""
+        """Return the next columns of a turn that are on the host and not in the pool.
+
+        At least half of the free blocks are for growth.
+        """
         if not self._is_awaited(turn):
             turn.num_left = 0
-        most, columns = max(1, MAX_BLOCKS // self._num_groups), list[Column]()
+        most = min(MAX_BLOCKS, self._blocks.num_free // 2) // self._num_groups
+        columns = list[Column]()
         last = max(0, turn.num_left - MAX_LOOKED_AT)
-        while turn.num_left > last and len(columns) < most:
+        while turn.num_left > last and len(columns) < max(1, most):
             turn.num_left -= 1
             column = self._cache.get(turn.keys[turn.num_left])
             if column is None or not column.is_complete:
@@ -153,8 +157,8 @@ class Returns:
     def _has_room(self, num_blocks: int) -> bool:
         """Return whether blocks can be taken, and nothing be lost that is kept.
 
-        Half of the free ones are for growth. The columns' slots are not free on the host meanwhile:
-        none of them may be promised. What is kept, and would be taken first, is left anew.
+        The columns' slots are not free on the host meanwhile: none of them may be promised. What
+        is kept, and would be taken first, is left anew.
         """
         self._num_moved += 1  # there is an end, too, where nothing can be moved
         if num_blocks > self._host.num_unpromised or 2 * num_blocks > self._blocks.num_free:

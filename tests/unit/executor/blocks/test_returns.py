@@ -238,8 +238,12 @@ def test_half_of_the_free_blocks_stay_free() -> None:
 
     advance(sim)
 
-    assert sim.owner.returns.num_coming == 0
-    assert not sim.owner.returns.is_busy
+    assert sim.owner.returns.num_coming == 3 * sim.num_groups
+    settled(sim)
+    advance(sim)
+    assert sim.owner.returns.num_coming == sim.num_groups
+    settled(sim)
+    assert all(column.is_left for column in found_in(sim.owner.host, keys_of(PROMPT)))
 
 
 def test_it_gives_way_to_requests_that_grow() -> None:
