@@ -35,7 +35,7 @@ from tests.exact.cases import SCARCE_FRAC, make_case, num_groups, pool_share
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pressure
 from tests.exact.failure_cases import TOGETHER, assert_right, run_with_faults
 from tests.exact.reference import answers_to, reference
-from tests.exact.shared_prefixes import share_in_all_ways
+from tests.exact.shared_prefixes import MIN_EARLY, share_in_all_ways
 from tests.exact.uncached import (
     ROOMY_FRAC,
     assert_right_and_recomputed,
@@ -270,7 +270,13 @@ def test_agents_share_prefixes(runner: StepRunner, monkeypatch: pytest.MonkeyPat
     expected = reference("float32")["agents"]
 
     share_in_all_ways(
-        runner, expected, monkeypatch, min_splits=MIN_SPLITS, min_outlived=MIN_OUTLIVED
+        runner,
+        expected,
+        monkeypatch,
+        min_splits=MIN_SPLITS,
+        min_outlived=MIN_OUTLIVED,
+        # Of two groups a request with layers on the host has few here that share early.
+        min_early=MIN_EARLY if num_groups(runner.case) > 2 else 0,
     )
 
 

@@ -123,10 +123,12 @@ def share_in_all_ways(
     *,
     min_splits: Mapping[str, int] = MIN_SPLITS,
     min_outlived: int = 0,
+    min_early: int = MIN_EARLY,
 ) -> None:
     """Assert that agents share prefixes while trunks and own parts move, and come back anyhow.
 
-    In every second round all is copied late. `min_outlived`: trunks, by their first user.
+    In every second round all is copied late. `min_outlived`: trunks, by their first user;
+    `min_early`: over steps, used before they were on the host.
     """
     resumes = runner.scheduler.control.resumes
     write_through = runner.scheduler.transfers.write_through
@@ -153,13 +155,13 @@ def share_in_all_ways(
             and sharing.num_outlived >= min_outlived
             and sharing.most_tokens >= len(LARGE) // 32 * 32
         )
-        if is_moved and sharing.num_early >= MIN_EARLY:
+        if is_moved and sharing.num_early >= min_early:
             break
     assert sharing.num_blocks >= MIN_SHARED_BLOCKS
     assert min(sharing.num_left, sharing.num_back) >= num_moves
     assert all(splits[where] >= least for where, least in min_splits.items()), splits
     assert sharing.num_outlived >= min_outlived
-    assert sharing.num_early >= MIN_EARLY
+    assert sharing.num_early >= min_early
     assert sharing.most_tokens >= len(LARGE) // 32 * 32
     assert set(TWINS) <= sharing.names
     assert SALTED not in sharing.names
