@@ -25,6 +25,11 @@ pytestmark = pytest.mark.timeout(3_600)
 
 BLOCK_SIZE = 32
 CALLING = {"temperature": 1, "seed": 3, "max_tokens": 400}  # the form of a call has an end
+LOOKS = gen.ConversationOptions(
+    tools=[gen.Tool(name="look")],
+    tool_choice=gen.TOOL_CHOICE_REQUIRED,
+    forbids_parallel_calls=True,
+)
 LAYERS_PER_GROUP = 2  # of NUM_LAYERS
 NUM_BLOCKS = 81  # one is vLLM's own; the others hold 80 / 4 * 32 = 640 tokens of all layers
 
@@ -172,13 +177,8 @@ async def test_what_is_asked_for_is_kept_up_to_the_accounts_share_and_released_b
 async def test_what_a_turn_with_a_tool_call_leaves_is_kept_until_its_session_ends(
     executor: ExecutorProcess, gateway: GatewayStream
 ) -> None:
-    options = gen.ConversationOptions(
-        tools=[gen.Tool(name="look")],
-        tool_choice=gen.TOOL_CHOICE_REQUIRED,
-        forbids_parallel_calls=True,
-    )
     turns = [gen.ChatMessage(role="user", content="Rain in Oslo? " * 20)]
-    chat = pb.Chat(messages=turns, options=options)
+    chat = pb.Chat(messages=turns, options=LOOKS)
     hint = gen.RetentionHint(account="alice", session_id="agent", next_prefix=True)
 
     answer = await gateway.ask("calls", chat=chat, sampling=CALLING, retention=hint)
@@ -213,15 +213,10 @@ async def test_what_waits_for_its_tool_is_back_in_the_pool_of_an_engine_without_
         metrics = await asyncio.to_thread(read_metrics, executor)
         return metrics["vllm:evenflow_kv_num_returned_blocks_total"]
 
-    options = gen.ConversationOptions(
-        tools=[gen.Tool(name="look")],
-        tool_choice=gen.TOOL_CHOICE_REQUIRED,
-        forbids_parallel_calls=True,
-    )
     turns = [gen.ChatMessage(role="user", content="Snow in Bergen? " * 20)]
     before = await num_returned()
     answer = await gateway.ask(
-        "waits", chat=pb.Chat(messages=turns, options=options), sampling=CALLING
+        "waits", chat=pb.Chat(messages=turns, options=LOOKS), sampling=CALLING
     )
     assert answer.finish_reason == "TOOL_CALLS"
 

@@ -108,6 +108,28 @@ class Restores:
         )
         return self._last_id, blocks
 
+    def order_lacking(
+        self,
+        request_id: str,
+        index: int,
+        found: Sequence[KVCacheBlock | None],
+        uids: Sequence[int],
+        slots: Sequence[int],
+    ) -> tuple[dict[int, list[KVCacheBlock]], list[KVCacheBlock]]:
+        """Do what `order` does where no block was found.
+
+        Return the blocks taken, by the order's number, if any were; and all blocks, in turn.
+        """
+        lacking = [n for n, block in enumerate(found) if block is None]
+        ordered: dict[int, list[KVCacheBlock]] = {}
+        if lacking:
+            restore_id, loaded = self.order(
+                request_id, index, [uids[n] for n in lacking], [slots[n] for n in lacking]
+            )
+            ordered[restore_id] = loaded
+        rest = iter(block for blocks in ordered.values() for block in blocks)
+        return ordered, [next(rest) if block is None else block for block in found]
+
     def find(self, kv: Holder, index: int, *, max_blocks: int) -> int:
         """Take blocks that still hold KV of the group, of the first so many that it lacks; return
         how many these are.

@@ -191,18 +191,12 @@ class Returns:
         self._returning = one
         uids = [column.uid for column in one.columns]
         found = [self._blocks.find(uids, group) for group in range(self._num_groups)]
-        for group, blocks in enumerate(found):  # all are found before one is loaded
-            lacking = [c for c, block in zip(one.columns, blocks, strict=True) if block is None]
-            loaded: list[KVCacheBlock] = []
-            if lacking:
-                slots = [column.slots[group] for column in lacking]
-                restore_id, loaded = self._restores.order(
-                    name, group, [column.uid for column in lacking], slots
-                )
-                one.under_way[restore_id] = loaded
-                self._host.counters.num_returned_blocks += len(loaded)
-            rest = iter(loaded)
-            one.blocks.append([next(rest) if block is None else block for block in blocks])
+        for group, here in enumerate(found):  # all are found before one is loaded
+            slots = [column.slots[group] for column in one.columns]
+            ordered, blocks = self._restores.order_lacking(name, group, here, uids, slots)
+            one.under_way.update(ordered)
+            one.blocks.append(blocks)
+        self._host.counters.num_returned_blocks += self.num_coming
         if not one.under_way:
             self._leave(one)
 

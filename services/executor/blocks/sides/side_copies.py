@@ -196,23 +196,13 @@ class SideCopies:
     ) -> list[KVCacheBlock]:
         """Return the blocks that a group comes back to; copies to those not found are ordered."""
         uids, slots = copy.uids[index], copy.slots[index]
-        here = [n for n, block in enumerate(found) if block is not None]
-        lacking = [n for n, block in enumerate(found) if block is None]
-        loaded: list[KVCacheBlock] = []
-        if lacking:
-            restore_id, loaded = self._restores.order(
-                kv.request_id, index, [uids[n] for n in lacking], [slots[n] for n in lacking]
-            )
-            copy.under_way[restore_id] = loaded
-        if here:
-            blocks = [block.block_id for block in found if block is not None]
-            self._restores.note_found(
-                FoundOrder(
-                    kv.request_id, index, [uids[n] for n in here], [slots[n] for n in here], blocks
-                )
-            )
-        rest = iter(loaded)
-        return [next(rest) if block is None else block for block in found]
+        ordered, blocks = self._restores.order_lacking(kv.request_id, index, found, uids, slots)
+        copy.under_way.update(ordered)
+        if here := [n for n, block in enumerate(found) if block is not None]:
+            its = ([uids[n] for n in here], [slots[n] for n in here])
+            ids = [blocks[n].block_id for n in here]
+            self._restores.note_found(FoundOrder(kv.request_id, index, *its, ids))
+        return blocks
 
     def num_to_load(self, kv: RequestKV) -> int:
         """Return how many blocks of `num_lacking` are copied, as it looks now."""
