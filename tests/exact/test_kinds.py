@@ -203,13 +203,14 @@ class BringsBackLess:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._restores, name)
 
-    def order(self, kv: Any, index: int, *args: Any) -> Any:
-        restore_id, blocks = self._restores.order(kv, index, *args)
+    def order_lacking(self, request_id: str, index: int, *args: Any) -> Any:
+        ordered, blocks = self._restores.order_lacking(request_id, index, *args)
         if index in self._groups:
-            order = self._restores.orders._restores[restore_id]
-            order.block_ids[0] = self._restores.blocks.null.block_id
-            self.num_astray += 1
-        return restore_id, blocks
+            for restore_id in ordered:
+                order = self._restores.orders._restores[restore_id]
+                order.block_ids[0] = self._restores.blocks.null.block_id
+                self.num_astray += 1
+        return ordered, blocks
 
 
 @PLAIN
