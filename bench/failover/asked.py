@@ -20,13 +20,16 @@ from bench.gateway.heavy_requests import Edge
 from evenflow.gateway.v1 import gateway_pb2 as pb
 from evenflow.gateway.v1 import gateway_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
+from lab.thinking_model import END_OF_THOUGHT
 
 RATE_TPS = 12.0
+THOUGHTS_BIAS = 3.5  # of the logit of the mark that ends them: after some tens of tokens
 NUM_TOKENS = 300  # of an answer
 TIMEOUT_S = 600.0
 PACE = {"evenflow": {"consumption_rate_tps": RATE_TPS, "pace_tail": True}}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+ADAPTER = "tuned"  # what its requests name as the model
 MARK = "evenflow-failover"  # the beginning of every request's name
 SCHEMA = {
     "type": "object",
@@ -92,9 +95,10 @@ def longest_gap_s(arrived_s: Sequence[float]) -> float:
 
 
 def load(model: str, *, num_tokens: int = NUM_TOKENS) -> list[Asked]:
-    """Return 22 requests: greedy, seeded, penalties, forms, tools, stop strings, probabilities.
+    """Return 22 requests: greedy, seeded, penalties, forms, tools, thoughts, an adapter, stop
+    strings, probabilities.
 
-    One ends at a stop string.
+    One ends at a stop string, and two think first, one of them before a form.
     """
     chat = {"temperature": 0}
     hot = {"temperature": 1.0, "top_p": 0.9}
@@ -103,15 +107,22 @@ def load(model: str, *, num_tokens: int = NUM_TOKENS) -> list[Asked]:
     calls = {"tools": [TOOL], "tool_choice": "required"}
     likely = {"logprobs": True, "top_logprobs": 2}
     ends = {"stop": ["e", "a"], "min_tokens": 2 * num_tokens // 3}  # soon behind so many
+    thinks = {
+        "temperature": 1.0,
+        "reasoning_effort": "low",
+        "logit_bias": {str(END_OF_THOUGHT): THOUGHTS_BIAS},
+    }
     options: list[tuple[str, str, dict[str, Any]]] = [
-        *((CHAT, f"greedy-{n}", chat) for n in range(2)),
-        *((CHAT, f"seeded-{n}", {**hot, "seed": n}) for n in range(2)),
+        (CHAT, "greedy", chat),
+        (CHAT, "seeded", {**hot, "seed": 0}),
+        (CHAT, "thoughts", {"seed": 1, **thinks}),
+        (CHAT, "adapter", {**hot, "seed": 2, "model": ADAPTER}),
         (CHAT, "presence", {**hot, "seed": 7, "presence_penalty": 0.8}),
         (CHAT, "repetition", {**chat, "repetition_penalty": 1.2, "frequency_penalty": 0.4}),
         (CHAT, "regex", {**hot, "seed": 3, **regex}),
         (TEXT, "regex-text", {**chat, **regex}),
         (CHAT, "schema", {**chat, **form}),
-        (CHAT, "schema-seeded", {**hot, "seed": 5, **form}),
+        (CHAT, "schema-thoughts", {"seed": 5, **form, **thinks}),
         (CHAT, "tools", {**hot, "seed": 6, **calls}),
         (CHAT, "tools-greedy", {**chat, **calls}),
         (CHAT, "likely", {**chat, **likely}),

@@ -29,10 +29,10 @@ from bench.failover.doors import Answer, Doors
 from bench.failover.site import ENGINE_STALL_S, LINK_STALL_S, OVERLAP_TOKENS, name_of
 from bench.failover.whole_stack import (
     EXECUTORS,
-    FURTHER,
     GATEWAYS,
     edges_of,
     num_connected,
+    stack_in,
     start_again,
     start_all,
     told,
@@ -260,9 +260,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _stack(folder: Path, ending: ExitStack) -> tuple[list[LinkProxy], Stack]:
-    stack = Stack(
+    stack = stack_in(
         folder,
-        further=FURTHER,
         GATEWAY_LAME_DUCK_S=LAME_DUCK_S,
         GATEWAY_LINK_STALL_S=LINK_STALL_S,
         GATEWAY_ENGINE_STALL_S=ENGINE_STALL_S,

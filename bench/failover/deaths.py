@@ -17,11 +17,20 @@ import psutil
 from bench.document import Benchmark, Row
 from bench.failover import caches
 from bench.failover.asked import RATE_TPS, Asked, Got, ask_all, load
-from bench.failover.site import ENGINE_STALL_S, LINK_STALL_S, Site, name_of, time_of
+from bench.failover.site import (
+    ENGINE_STALL_S,
+    LINK_STALL_S,
+    Site,
+    load_settings,
+    name_of,
+    time_of,
+)
 
 FAULT_AFTER_S = 1.5  # from the asking: all are being answered, and none is complete
 FELT_S = 0.75  # of a reader that gets tokens each 1 / RATE_TPS
 SETTLE_S = 20.0  # a process that was stopped is let go on after so long
+
+THOUGHT_AND_SAID = {"0 reasoning", "0 content"}
 
 Fault = Callable[[Site, int], None]
 
@@ -101,12 +110,13 @@ def measure() -> list[Row]:
 
 
 def _measured(folder: Path, *, num_executors: int, cases: Mapping[str, Fault]) -> list[Row]:
-    site = Site(folder, num_executors=num_executors)
+    site = Site(folder, num_executors=num_executors, **load_settings(folder))
     with site.running():
         requests = load(site.edge.model)
         asyncio.run(ask_all(site.edge, requests))  # forms are compiled
         expected = asyncio.run(ask_all(site.edge, requests))
         assert not any(got.error for got in expected.values()), expected
+        assert expected["thoughts"].said.keys() >= THOUGHT_AND_SAID
         return [
             {"executors": num_executors, **_case(site, name, fault, requests, expected)}
             for name, fault in cases.items()

@@ -18,10 +18,10 @@ from bench.failover.doors import Answer, Doors
 from bench.failover.site import time_of
 from bench.failover.whole_stack import (
     EXECUTORS,
-    FURTHER,
     GATEWAYS,
     edges_of,
     restart,
+    stack_in,
     start_all,
     told,
     undisturbed,
@@ -72,11 +72,7 @@ class Readers:
 
 def measure() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        stack = Stack(
-            Path(folder),
-            further=FURTHER,
-            GATEWAY_LAME_DUCK_S=LAME_DUCK_S,
-        )
+        stack = stack_in(Path(folder), GATEWAY_LAME_DUCK_S=LAME_DUCK_S)
         try:
             start_all(stack)
             return asyncio.run(_measured(stack))

@@ -1,5 +1,6 @@
 """Two executors behind links that can be broken, and a gateway."""
 
+import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -7,21 +8,38 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bench.failover.asked import MARK
+from bench.failover.asked import ADAPTER, MARK
 from bench.gateway.heavy_requests import Edge
 from bench.gateway.large_chats import is_ready
 from bench.gateway.processes import running, wait_until
+from lab.adapters import save_adapter
 from lab.slow_device.emulated_device import LayerTime
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.link_proxy import LinkProxy
 from lab.stack.logs import log_lines
 from lab.stack.ports import free_port
+from lab.thinking_model import save_thinking_model
 
 MODEL = "exactness"
 ENGINE_STALL_S = 6.0  # lowered: what is measured is that it is kept
 LINK_STALL_S = 3.0
 FAILOVER_TIMEOUT_S = 600.0  # raised: starting an executor takes as long as the machine takes
 OVERLAP_TOKENS = 4  # that a moved answer's next executor generates again: a difference is an error
+
+
+def load_settings(folder: Path) -> dict[str, object]:
+    """Return executors' settings, without their prefix, that the load needs: tools, a model that
+    thinks where it is asked to, and an adapter. Both are written into `folder`.
+    """
+    adapter = folder / ADAPTER
+    adapter.mkdir()
+    save_adapter(adapter)
+    return {
+        "MODEL": save_thinking_model(folder / "thinking"),
+        "TOOL_CALL_PARSER": "hermes",
+        "REASONING_PARSER": "deepseek_v3",
+        "LORA_MODULES": json.dumps({ADAPTER: str(adapter)}),
+    }
 
 
 def free_edge() -> Edge:
@@ -54,7 +72,6 @@ class Site:
                 layer_time=layer_time,
                 SERVED_MODEL_NAME=MODEL,
                 ID=f"executor-{number}",
-                TOOL_CALL_PARSER="hermes",
                 **{"DRAIN_TIMEOUT_S": 30, "TRACKER": tracker, **settings},
             )
             for number in range(num_executors)

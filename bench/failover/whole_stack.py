@@ -2,9 +2,11 @@
 
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 from bench.document import Row
 from bench.failover.asked import Got, ask_all, load
+from bench.failover.site import load_settings
 from bench.gateway.heavy_requests import Edge
 from lab.stack.logs import log_lines
 from lab.stack.processes import MODEL, Stack, kind_of, wait_until
@@ -13,6 +15,12 @@ GATEWAYS = ("gateway", "gateway-2")
 EXECUTORS = ("executor", "executor-2")
 FURTHER = (GATEWAYS[1], EXECUTORS[1])
 CONNECTIONS = [len(EXECUTORS)] * len(GATEWAYS)
+
+
+def stack_in(folder: Path, **settings: object) -> Stack:
+    """Return it all, not started; `settings` as of `Stack`."""
+    of_load = {f"EXECUTOR_{name}": value for name, value in load_settings(folder).items()}
+    return Stack(folder, further=FURTHER, **of_load, **settings)
 
 
 def edges_of(stack: Stack) -> list[Edge]:

@@ -9,7 +9,7 @@ from threading import Event, Thread
 import pytest
 
 from bench.failover.asked import CHAT, Asked, Got, ask, ask_all, load
-from bench.failover.site import Site
+from bench.failover.site import Site, load_settings
 from lab.stack.processes import wait_until
 from tests.executors.deadly import AT_40TH_TOKEN, AT_PROMPT
 
@@ -22,7 +22,8 @@ PROVED_WELL = 40  # events of each: an executor that is lost then is lost to ano
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     processors = json.dumps(["--logits-processors", "tests.executors.deadly:Deadly"])
-    site = Site(tmp_path_factory.mktemp("site"), num_executors=3, ENGINE_ARGS=processors)
+    folder = tmp_path_factory.mktemp("site")
+    site = Site(folder, num_executors=3, ENGINE_ARGS=processors, **load_settings(folder))
     with site.running():
         yield site
 
