@@ -2,6 +2,8 @@
 
 import json
 import random
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import grpc
@@ -17,6 +19,8 @@ from tests.fake_executor import MODEL
 from tests.machine import token_at
 
 AT_THE_DOOR = ("no executor is connected", DRAINING_MESSAGE)  # what a gateway says there
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 BREAKS_OFF = 0.05  # of all clients
 
 
@@ -31,21 +35,19 @@ class Door(Protocol):
 
 
 class Asked:
-    """One request, and what its answer must be."""
+    """One request, and what its answers must be."""
 
     def __init__(self, number: int, rng: random.Random) -> None:
         self.name = f"chaos-{number}"
         self.text = f"prompt {rng.randrange(1_000)}"
         self.seed = rng.randrange(1_000)
-        self.num_tokens = rng.randrange(3, 40)  # three are of thoughts
+        self.num_tokens = rng.randrange(3, 40)
+        self.path = rng.choice((TEXT, CHAT, "", ""))  # empty: over gRPC
         self.is_whole = rng.random() < 0.2
-        self.is_over_grpc = rng.random() < 0.3
+        self.has_tools = self.path == CHAT and rng.random() < 0.5
+        self.num_answers = 3 if self.path and rng.random() < 0.15 else 1
         self.breaks_off_after = rng.randrange(1, 20) if rng.random() < BREAKS_OFF else None
-        sampling = gen.SamplingParams(seed=self.seed)
-        submit = pb.Submit(text=self.text, sampling=sampling)
-        tokens = [token_at(submit, k) for k in range(self.num_tokens)]
-        self.expected = "".join(token.text for token in tokens)
-        self.expected_ids = [token.id for token in tokens]
+        self.expected = self._expected()
 
     async def ask(self, door: Door) -> None:
         """Have it answered, and assert that nothing is lost, doubled or another's.
@@ -54,40 +56,70 @@ class Asked:
         """
         heard = Heard()
         try:
-            await (self._over_grpc if self.is_over_grpc else self._over_http)(door, heard)
+            await (self._over_http if self.path else self._over_grpc)(door, heard)
         except (BrokenOffError, httpx.TransportError):
             self._check_part(heard)
             raise BrokenOffError(heard.is_taken) from None
         if self.breaks_off_after is not None:
             self._check_part(heard)
         else:
-            assert (heard.text, heard.ids) == (self.expected, self.expected_ids), self.name
+            assert (heard.said, heard.ids) == (self.expected.said, self.expected.ids), self.name
+
+    def _expected(self) -> "Heard":
+        """Return all that there is to be heard."""
+        expected = Heard()
+        for index in range(self.num_answers):
+            submit = pb.Submit(sampling=gen.SamplingParams(seed=self.seed + index))
+            if self.path == CHAT:
+                submit.chat.messages.add(role="user", content=self.text)
+                if self.has_tools:
+                    submit.chat.options.tools.add(name=TOOL["function"]["name"])
+            else:
+                submit.text = self.text
+            for k in range(self.num_tokens):
+                token = token_at(submit, k)
+                expected.ids[index].append(token.id)
+                expected.add(index, "content", token.text)
+                expected.add(index, "reasoning", token.reasoning)
+                for part in token.tool_calls:
+                    expected.add(index, f"call {part.index}", part.name + part.arguments)
+        return expected
 
     def _check_part(self, heard: "Heard") -> None:
-        assert self.expected.startswith(heard.text), self.name
-        assert heard.ids == self.expected_ids[: len(heard.ids)], self.name
+        for place, text in heard.said.items():
+            assert self.expected.said.get(place, "").startswith(text), (self.name, place)
+        for index, ids in heard.ids.items():
+            assert ids == self.expected.ids[index][: len(ids)], (self.name, index)
 
     def _has_enough(self, heard: "Heard") -> bool:
-        return self.breaks_off_after is not None and len(heard.ids) >= self.breaks_off_after
+        num_heard = sum(map(len, heard.ids.values()))
+        return self.breaks_off_after is not None and num_heard >= self.breaks_off_after
 
-    async def _over_http(self, door: Door, heard: "Heard") -> None:
-        body = {
+    def _body(self) -> dict[str, Any]:
+        body: dict[str, Any] = {
             "model": MODEL,
-            "prompt": self.text,
             "seed": self.seed,
             "max_tokens": self.num_tokens,
+            "n": self.num_answers,
             "stream": not self.is_whole,
             "return_token_ids": True,
         }
+        if self.path == TEXT:
+            return body | {"prompt": self.text}
+        if self.has_tools:
+            body["tools"] = [TOOL]
+        return body | {"messages": [{"role": "user", "content": self.text}]}
+
+    async def _over_http(self, door: Door, heard: "Heard") -> None:
         headers = {"x-request-id": self.name}
-        async with door.http.stream("POST", "/v1/completions", json=body, headers=headers) as got:
+        async with door.http.stream("POST", self.path, json=self._body(), headers=headers) as got:
             heard.is_taken = got.status_code == httpx.codes.OK
             if not heard.is_taken or self.is_whole:
-                heard.add(json.loads(await got.aread()))
+                heard.take(json.loads(await got.aread()))
                 return
             async for line in got.aiter_lines():
                 if line.startswith("data: {"):
-                    heard.add(json.loads(line.removeprefix("data: ")))
+                    heard.take(json.loads(line.removeprefix("data: ")))
                 if self._has_enough(heard):
                     return
 
@@ -99,8 +131,8 @@ class Asked:
         try:
             async for part in call:
                 heard.is_taken = True
-                heard.text += "".join(token.text for token in part.tokens)
-                heard.ids += [token.id for token in part.tokens]
+                heard.add(0, "content", "".join(token.text for token in part.tokens))
+                heard.ids[0] += [token.id for token in part.tokens]
                 if self._has_enough(heard):
                     call.cancel()
                     return
@@ -112,20 +144,36 @@ class Asked:
 
 
 class Heard:
-    """What a client has of an answer."""
+    """What a client has of the answers to a request."""
 
     def __init__(self) -> None:
-        self.text = ""
-        self.ids = list[int]()
+        self.said: defaultdict[tuple[int, str], str] = defaultdict(str)  # by answer and place
+        self.ids: defaultdict[int, list[int]] = defaultdict(list)  # by answer
         self.is_taken = False  # a gateway has begun to answer
 
-    def add(self, said: dict[str, Any]) -> None:
+    def add(self, index: int, place: str, text: str | None) -> None:
+        if text:
+            self.said[index, place] += text
+
+    def take(self, told: dict[str, Any]) -> None:
         """Take in an event of HTTP, or a body."""
-        if "error" in said:
-            raise error_of(said["error"]["message"])
-        for choice in said["choices"]:
-            self.text += choice["text"]
-            self.ids += choice.get("token_ids") or []
+        if "error" in told:
+            raise error_of(told["error"]["message"])
+        for choice in told["choices"]:
+            index = choice["index"]
+            self.ids[index] += choice.get("token_ids") or []
+            said = choice.get("delta") or choice.get("message") or {"content": choice.get("text")}
+            self.add(index, "content", said.get("content"))
+            self.add(index, "reasoning", said.get("reasoning"))
+            for number, call in enumerate(said.get("tool_calls") or ()):
+                function = call["function"]
+                text = (function.get("name") or "") + function["arguments"]
+                self.add(index, f"call {call.get('index', number)}", text)
+
+
+def request_of(line: Mapping[str, Any]) -> str:
+    """Return the name of the request that a line of a log is about."""
+    return str(line["request_id"]).rpartition(":")[0].partition(".")[0]  # `NAME.1` is an answer's
 
 
 class NotTakenError(Exception):

@@ -17,7 +17,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.gateway.live.failover.rules import POISON
-from tests.chaos.asked import Asked, EndedEarlyError, NotTakenError
+from tests.chaos.asked import Asked, EndedEarlyError, NotTakenError, request_of
 from tests.chaos.failing import LINK_STALL_S, OVERLAP_TOKENS, Failing
 from tests.gateways import Client, gateway_for, until
 
@@ -120,7 +120,7 @@ async def test_nothing_is_lost_doubled_or_wrong_whatever_executors_do() -> None:
                 await client.wait_idle()
 
     assert [submit for one in failing for submit in one.machine.wrong] == []
-    told = {str(line["request_id"]).rpartition(":")[0] for line in logs if is_an_ending(line)}
+    told = {request_of(line) for line in logs if is_an_ending(line)}
     unexplained = {name: why for name, why in refused.items() if name not in told}
     assert not unexplained, "streams ended early, and no line says why"
     assert all(POISON in why for why in refused.values()), refused

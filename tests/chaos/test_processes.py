@@ -24,7 +24,7 @@ from grpc import aio
 from lab.stack.logs import log_lines
 from lab.stack.processes import Stack
 from services.gateway.live.failover.rules import POISON
-from tests.chaos.asked import Asked, BrokenOffError, EndedEarlyError, NotTakenError
+from tests.chaos.asked import Asked, BrokenOffError, EndedEarlyError, NotTakenError, request_of
 from tests.chaos.failing import LINK_STALL_S, OVERLAP_TOKENS, Failing
 from tests.fake_executor import EVENT_TIMEOUT_S
 from tests.gateways import until
@@ -236,11 +236,7 @@ async def test_whatever_process_dies_hangs_or_ends_answers_are_what_they_would_h
         logs = [line for name in GATEWAYS for line in log_lines(place.stack.log(name))]
         assert [submit for one in place.failing for submit in one.machine.wrong] == []
 
-    told = {
-        str(line["request_id"]).rpartition(":")[0]
-        for line in logs
-        if line["event"] == "request_not_moved"
-    }
+    told = {request_of(line) for line in logs if line["event"] == "request_not_moved"}
     seen, refused = clients.seen, clients.refused
     print(f"{dict(seen)}, taken for poison {len(refused)}")
     assert refused.keys() <= told, "streams ended early, and no line says why"

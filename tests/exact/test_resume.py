@@ -15,9 +15,12 @@ import pytest
 
 from lab.engine.step_runner import EngineCase, Hook, StepRunner
 from lab.engine.workloads import churn, holds, together
+from lab.known_drafts import KNOWN, known_drafts
 from services.control.options import ControllerOptions
+from services.executor.plugin import draft_sampling
 from tests.exact.cases import SLOW_LINK, STANDING, make_case
 from tests.exact.continued import MAX_TOKENS, Answer, Question, ask, questions, stopping
+from tests.exact.drafts import count_drafts
 from tests.exact.evidence import assert_pool_is_whole
 from tests.exact.kinds import CASES, start
 
@@ -80,12 +83,19 @@ def cut(
 
 
 def assert_continued(
-    known: Known, lengths: Mapping[str, int], answers: Mapping[str, Answer]
+    known: Known,
+    lengths: Mapping[str, int],
+    answers: Mapping[str, Answer],
+    *,
+    of_each_token: bool = True,
 ) -> None:
+    """`of_each_token`: texts are compared token by token; else as a whole."""
     for name, length in lengths.items():
         expected, answer = known[1][name].rest(length), answers[name]
         assert answer.ids == expected.ids, name
-        assert answer.texts == expected.texts, name
+        if of_each_token:
+            assert answer.texts == expected.texts, name
+        assert "".join(answer.texts) == "".join(expected.texts), name
         assert answer.ending == expected.ending, name
         assert answer.likeliest == expected.likeliest, name
         assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-4), name
@@ -144,6 +154,7 @@ def at_random(runner: StepRunner) -> Hook | None:
 
 def assert_continued_behind_every_token(known: Known, runner: StepRunner) -> None:
     """Have an engine go on behind each number of tokens, in one of the answers."""
+    of_each_token = runner.case.speculative is None  # else a step's tokens have one text
     seen = set[int]()
     for lengths in spread(known):
         begun = {
@@ -151,8 +162,9 @@ def assert_continued_behind_every_token(known: Known, runner: StepRunner) -> Non
             for name, length in lengths.items()
         }
 
-        assert_continued(known, lengths, ask(runner, begun, hook=at_random(runner)))
+        answers = ask(runner, begun, hook=at_random(runner))
 
+        assert_continued(known, lengths, answers, of_each_token=of_each_token)
         seen.update(lengths.values())
     assert seen == {*range(1, MAX_TOKENS + 1)}
 
@@ -161,6 +173,8 @@ NIGHTLY_PLAIN = {
     "in small chunks": replace(PLAIN, max_num_batched_tokens=97, prefix_caching=False),
     "asynchronous": replace(PLAIN, asynchronous=True),
     "evenflow": replace(PLAIN, controller=ControllerOptions(policy="evenflow"), num_blocks=40),
+    "tensor-parallel": replace(PLAIN, tensor_parallel_size=2),
+    "pipeline-parallel": replace(PLAIN, pipeline_parallel_size=2),
 }
 
 
@@ -175,8 +189,65 @@ def test_on_another_engine_that_keeps_its_own_blocks(undisturbed: Known, case: E
         assert_continued_behind_every_token(undisturbed, runner)
 
 
+DRAFTS = known_drafts(num_drafts=3)
+DRAFTING = {
+    "plain": replace(PLAIN, speculative=DRAFTS),
+    "layers": make_case(speculative=DRAFTS),
+}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("right_frac", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("case", DRAFTING.values(), ids=DRAFTING)
+def test_behind_every_token_with_drafts(
+    undisturbed: Known, monkeypatch: pytest.MonkeyPatch, case: EngineCase, right_frac: float
+) -> None:
+    """Those that are drawn greedily: what is drawn otherwise depends on the drafts."""
+    draft_sampling.repair()
+    known = drawn_greedily(undisturbed)
+    KNOWN.right_frac = right_frac
+    KNOWN.answers = {tuple(one.prompt): known[1][name].ids for name, one in known[0].items()}
+    with started(case) as runner:
+        seen = count_drafts(runner, monkeypatch)
+
+        assert_continued_behind_every_token(known, runner)
+
+        assert seen["drafted"] >= 100
+        assert (seen["accepted"] > 0) == (right_frac > 0)
+        if case.kv is not None:
+            assert_pool_is_whole(runner)
+
+
+def drawn_greedily(known: Known) -> Known:
+    """Return what an engine with drafts answers alike, and takes."""
+    names = [
+        name
+        for name, question in known[0].items()
+        if not {"temperature", "logit_bias"} & question.sampling.keys()
+    ]
+    return {name: known[0][name] for name in names}, {name: known[1][name] for name in names}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["gpt_oss", "granite4"])
+def test_behind_every_token_of_other_models_while_layers_move(name: str) -> None:
+    """Those with windows, and those with states, beside full attention."""
+    case = CASES[name]
+    whole = replace(case, kv=None, controller=ControllerOptions(), num_blocks=4_096)
+    with started(whole) as plain:
+        known = answered(plain)
+        for num_tokens in range(1, MAX_TOKENS + 1):
+            begun, lengths = cut(known, partial(min, num_tokens))
+
+            assert_continued(known, lengths, ask(plain, begun))
+    with started(case) as runner:
+        assert_continued_behind_every_token(known, runner)
+        assert_pool_is_whole(runner)
+
+
 LAYERWISE = STANDING | {
     "evenflow": make_case(controller=ControllerOptions(policy="evenflow")),
+    "ellm": make_case(controller=ControllerOptions(policy="ellm")),
     "nothing cached": make_case(options=replace(SLOW_LINK, prefix_caching=False)),
 }
 
@@ -209,20 +280,3 @@ def test_while_layers_move_and_requests_pause_and_are_parked(
 def test_behind_every_token_while_layers_move(layers: StepRunner, undisturbed: Known) -> None:
     assert_continued_behind_every_token(undisturbed, layers)
     assert_pool_is_whole(layers)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["gpt_oss", "granite4"])
-def test_behind_every_token_of_other_models_while_layers_move(name: str) -> None:
-    """Those with windows, and those with states, beside full attention."""
-    case = CASES[name]
-    whole = replace(case, kv=None, controller=ControllerOptions(), num_blocks=4_096)
-    with started(whole) as plain:
-        known = answered(plain)
-        for num_tokens in range(1, MAX_TOKENS + 1):
-            begun, lengths = cut(known, partial(min, num_tokens))
-
-            assert_continued(known, lengths, ask(plain, begun))
-    with started(case) as runner:
-        assert_continued_behind_every_token(known, runner)
-        assert_pool_is_whole(runner)
