@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from services.placement.link_ratio import link_ratio
+from services.placement.types import EngineShape
 from simulator.deployment import Deployment
 from simulator.device.costs import StepLoad, num_copies
-from simulator.memory.room import pool_tokens
+from simulator.memory.room import pool_tokens, stock_shape
 from simulator.models.types import Layers, num_active_parameters, step_weight_bytes
 
 GB, MIB = 1e9, 1 << 20
@@ -90,10 +91,19 @@ def _pool(deployment: Deployment, request_tokens: int) -> str:
     num_bytes = shape.num_blocks * shape.block_bytes
     held = pool_tokens(shape, request_tokens=request_tokens)
     moved_frac = full_link_ratio(deployment, request_tokens)
+    in_stock = _less_in_stock(shape, request_tokens)
     return (
         f"{num_bytes / GB:.1f} GB on {deployment.num_devices} x {deployment.device.title}, "
-        f"{held:,} tokens in requests of {request_tokens:,}; lambda {moved_frac:.1%}"
+        f"{held:,} tokens in requests of {request_tokens:,}{in_stock}; lambda {moved_frac:.1%}"
     )
+
+
+def _less_in_stock(shape: EngineShape, request_tokens: int) -> str:
+    stock = stock_shape(shape)
+    if stock is None or stock == shape:
+        return ""
+    less = pool_tokens(stock, request_tokens=request_tokens)
+    return f" ({less:,} in stock vLLM, which pads groups of layers to one size)"
 
 
 def full_link_ratio(deployment: Deployment, request_tokens: int) -> float:

@@ -1,6 +1,7 @@
 """An executor goes on with answers that were begun elsewhere, and refuses what it cannot."""
 
 import asyncio
+import os
 import random
 from typing import Any
 
@@ -16,6 +17,9 @@ from tests.stock_requests import GREEDY, PROMPT
 
 pytestmark = pytest.mark.timeout(3_600)
 
+SEED = int(os.environ.get("EVENFLOW_RESUME_SEED", "1"))
+NUM_DRAWN = int(os.environ.get("EVENFLOW_RESUME_DRAWN", "300"))
+NUM_AT_ONCE = 24
 SCHEMA = '{"type": "object", "properties": {"a": {"type": "string", "maxLength": 9}}}'
 ASKED: dict[str, dict[str, Any]] = {
     "greedy": GREEDY,
@@ -158,15 +162,24 @@ async def test_frames_come_while_requests_live_and_tell_the_engine_s_steps(
 async def test_whatever_is_asked_for_the_engine_answers_the_next_request(
     gateway: GatewayStream,
 ) -> None:
-    """Fields at random, malformed or not, each with a form or without."""
-    rng = random.Random(1)
+    """Fields at random, malformed or not, many at once, each with a form or without."""
+    rng = random.Random(SEED)
+    print(f"seed {SEED}")
     answer = await gateway.ask("answer", text=PROMPT, sampling=GREEDY)
-    for n in range(60):
+    turns = asyncio.Semaphore(NUM_AT_ONCE)
+
+    async def drawn(n: int) -> bool:
         resume = resume_of(answer, rng.randrange(1, 48))
-        _disturb(resume, rng)
+        for _ in range(rng.randrange(3)):
+            _disturb(resume, rng)
         sampling = {"max_tokens": 8, **rng.choice(list(ASKED.values()))}
-        got = await gateway.ask(f"fuzz {n}", text=PROMPT, sampling=sampling, resume=resume)
+        async with turns:
+            got = await gateway.ask(f"fuzz {n}", text=PROMPT, sampling=sampling, resume=resume)
         assert (got.ending is None) is (got.rejected is not None)
+        return got.rejected is None
+
+    taken = await asyncio.gather(*map(drawn, range(NUM_DRAWN)))
+    assert NUM_DRAWN // 10 <= sum(taken) <= NUM_DRAWN * 9 // 10
 
     again = await gateway.ask("again", text=PROMPT, sampling=GREEDY)
     assert again.ids == answer.ids

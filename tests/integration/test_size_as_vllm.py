@@ -4,7 +4,6 @@ The specs are made as vLLM's attention layers make theirs, of transformers' read
 groups, blocks and tokens are by vLLM's own functions.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +26,7 @@ from services.executor.settings import ExecutorSettings
 from services.placement.blocks import RESIDENT, num_request_blocks, side_blocks
 from simulator.deployment import Deployment
 from simulator.device.hardware import assumptions, device
+from simulator.memory.room import stock_shape
 from simulator.models.reading import read_model
 from tests import model_configs
 
@@ -96,12 +96,6 @@ def pool_of(
         return made, get_kv_cache_capacity(vllm, made)[0]
 
 
-def num_padded(pool: KVCacheConfig) -> int:
-    """Return the layers that groups lack to be as large as the largest: Gemma 3 has 52 + 8."""
-    sizes = [len(group.layer_names) for group in pool.kv_cache_groups]
-    return len(sizes) * max(sizes) - sum(sizes)
-
-
 @pytest.mark.parametrize(("described", "gpu", "num_devices"), SIZED, ids=NAMES)
 def test_bytes_per_token_and_pool_are_vllms(config, described, gpu, num_devices) -> None:
     specs, max_model_len = specs_of(described, num_devices)
@@ -127,9 +121,16 @@ def test_bytes_per_token_and_pool_are_vllms(config, described, gpu, num_devices)
     )
     assert grouped.num_blocks == pytest.approx(shape.num_blocks, abs=shape.num_groups)
 
-    stock, num_tokens = pool_of(config, specs, length, kv_bytes)
-    windows = num_padded(stock) * shape.side_windows[:1]  # what stock vLLM takes beside
-    geometry = replace(shape.geometry, side_windows=(*shape.side_windows, *windows))
-    each = num_request_blocks(geometry, RESIDENT, num_tokens=length)
-    each += side_blocks(geometry, num_tokens=length, num_new_tokens=length)
-    assert shape.num_blocks / each * length == pytest.approx(num_tokens, rel=NEAR)
+    pool, num_tokens = pool_of(config, specs, length, kv_bytes)
+    stock = stock_shape(shape)
+    assert stock is not None
+    assert num_grouped(pool) == len(stock.side_windows) + stock.num_groups
+    each = num_request_blocks(stock.geometry, RESIDENT, num_tokens=length)
+    each += side_blocks(stock.geometry, num_tokens=length, num_new_tokens=length)
+    assert stock.num_blocks / each * length == pytest.approx(num_tokens, rel=NEAR)
+
+
+def num_grouped(pool: KVCacheConfig) -> int:
+    """Return the layers of all groups, with those that some lack."""
+    sizes = [len(group.layer_names) for group in pool.kv_cache_groups]
+    return len(sizes) * max(sizes)

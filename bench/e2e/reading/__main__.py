@@ -5,7 +5,6 @@ what the engine takes beside its layers is measured once.
 """
 
 import argparse
-import asyncio
 import os
 from itertools import product
 from pathlib import Path
@@ -25,14 +24,11 @@ from bench.e2e.reading.figures import (
     verdicts,
 )
 from bench.e2e.reading.rows import Place, Row
-from bench.e2e.records import RunKey as CalibrationKey
-from bench.e2e.records import RunRecord
-from bench.e2e.replay import RunError, replay, warm
-from bench.e2e.stack import executor, grown, metric_sums, planner, utc_now
-from bench.e2e.systems import RESIDENT, SYSTEMS, is_resident
-from bench.fidelity.machine import calibrated
+from bench.e2e.reading.running import Engines
+from bench.e2e.replay import RunError
+from bench.e2e.stack import planner
+from bench.e2e.systems import SYSTEMS, is_resident
 
-CALIBRATES = "vllm"
 COMPARED = ("vllm", "evenflow", "vllm@0.02", "vllm@0.05")
 
 
@@ -41,7 +37,8 @@ def main() -> None:
     out: Path = options.out
     (out / "runs").mkdir(parents=True, exist_ok=True)
     with planner(out / "planner.log") as address:
-        place = Place(outside_s=_kept_outside_s(address, out))
+        engines = Engines(planner_address=address, folder=out, more={})
+        place = Place(outside_s=_kept_outside_s(engines))
         print(
             f"step of a full pool {place.step_s * 1e3:.1f} ms, readers {place.rate_tps:.2f} "
             f"tokens/s, load 1 {place.capacity.requests_per_s:.3f} requests/s",
@@ -51,7 +48,7 @@ def main() -> None:
             path = out / "runs" / f"{key.name}.json"
             if not path.exists():
                 try:
-                    save(_run(key, place, address, out), path)
+                    save(_run(key, place, engines), path)
                 except (RunError, aio.AioRpcError) as error:
                     print(f"{key.name}: no figures, see {out}: {error}", flush=True)
     rows = rows_of([load(path) for path in sorted((out / "runs").glob("*.json"))])
@@ -78,45 +75,17 @@ def _keys(options: argparse.Namespace) -> list[RunKey]:
     ]
 
 
-def _kept_outside_s(planner_address: str, folder: Path) -> float:
-    path = folder / "outside_s"
+def _kept_outside_s(engines: Engines) -> float:
+    path = engines.folder / "outside_s"
     if not path.exists():
-        path.write_text(f"{_outside_s(planner_address, folder)}\n")
+        path.write_text(f"{engines.outside_s()}\n")
     return float(path.read_text())
 
 
-def _outside_s(planner_address: str, folder: Path) -> float:
-    """Return what steps take outside the layers, while the pool is nearly full."""
-    place, log_path = Place(outside_s=0.0), folder / "executor.log"
-    with executor(
-        place.room, RESIDENT, planner_address=planner_address, log_path=log_path
-    ) as process:
-        asyncio.run(warm(process.address, place.warm_up()))
-        requests = asyncio.run(replay(process.address, place.warm_up())).requests
-    key = CalibrationKey(system=CALIBRATES, seed=1, slo_scale=1.0)
-    run = RunRecord(key=key, slo_s=1.0, requests=tuple(requests), samples=())
-    return calibrated(place.room, [run]).outside_s
-
-
-def _run(key: RunKey, place: Place, planner_address: str, folder: Path) -> Run:
-    """Start a system anew, warm it up, replay the row's requests."""
+def _run(key: RunKey, place: Place, engines: Engines) -> Run:
     device = place.device(key.link_frac) if key.link_frac else place.room
-    log_path = folder / f"executor-{key.name}.log"
-    with executor(
-        device, SYSTEMS[key.system], planner_address=planner_address, log_path=log_path
-    ) as process:
-        asyncio.run(warm(process.address, place.warm_up()))
-        before, started = metric_sums(process), utc_now()
-        requests = asyncio.run(replay(process.address, place.trace(key.row, key.seed))).requests
-        sums = grown(before, metric_sums(process))
-    whole = [r for r in requests if not r.failure]
-    if not whole:
-        raise RunError(f"all requests failed: {requests[0].failure}")
-    seconds = max(r.generated_s[-1] for r in whole)
-    print(f"{key.name}: {seconds:.0f} s, {len(requests) - len(whole)} failures", flush=True)
-    return Run(
-        key=key, requests=tuple(requests), sums=sums, started=started, load=os.getloadavg()[0]
-    )
+    trace = place.trace(key.row, key.seed)
+    return engines.run(key, device, SYSTEMS[key.system], warm_up=place.warm_up(), trace=trace)
 
 
 def _options() -> argparse.Namespace:

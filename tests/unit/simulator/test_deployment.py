@@ -131,6 +131,16 @@ def test_what_is_read_and_what_is_guessed_is_said() -> None:
     assert any("2.73 tokens per step" in one for one in guesses)
 
 
+def test_a_pool_of_which_stock_vllm_makes_less_is_said() -> None:
+    said = {
+        name: dict(describe(make(model), request_tokens=32_768))["pool"]
+        for name, model in (("padded", GEMMA_3_27B), ("even", GPT_OSS_20B))
+    }
+
+    assert "in stock vLLM, which pads" in said["padded"]
+    assert "stock" not in said["even"]
+
+
 def test_fp8_on_a_device_without_it_is_said() -> None:
     said = [
         sentence
