@@ -1,10 +1,12 @@
 """`python -m bench.e2e.windows [NAME ...]`: a model with windows, on an emulated device.
 
-Of the gpt-oss-shaped model's eight layers four keep a window, and never leave. `readers`: Evenflow
-in turn with stock vLLM. `long`: an answer behind a prompt that the pool cannot hold, beside one
-behind a prompt that fits.
+Of the gpt-oss-shaped model's layers every other one keeps a window, and never leaves. `readers`:
+Evenflow in turn with stock vLLM, eight layers. `long`: an answer behind a prompt that the pool
+cannot hold, beside one behind a prompt that fits, as many layers as gpt-oss-20b has.
 """
 
+import json
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,19 +26,22 @@ from bench.e2e.systems import BLOCK_BYTES, BLOCK_SIZE, NUM_LAYERS, SYSTEMS, Devi
 from bench.e2e.trace import TracedRequest
 from lab.kind_models import WINDOW, kind_model
 
-NUM_FULL_LAYERS, NUM_WINDOWS = 4, 4
+NUM_ALIKE = NUM_LAYERS // 2  # layers with a window, and as many without
+NUM_ALIKE_LONG = 12
 LAMBDA = 0.2
 RATE_TPS = 6.0  # of people
 COMPARED, SEEDS = ("vllm", "evenflow"), (1, 2, 3)
 SMALL_POOL_TOKENS, LONG_ANSWER = 1_440, 80
 POOLS = {"fits": 0.8, "does not fit": 1.3}  # the prompt's length, in pools
 LEAST_STEP_RATE = 0.4  # behind a prompt that does not fit, of one that fits
-WINDOW_BLOCKS = NUM_WINDOWS * (WINDOW // BLOCK_SIZE + 1)  # that a request has at most
+WINDOW_BLOCKS = WINDOW // BLOCK_SIZE + 1  # that a request has at most in a layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfWindows(Place):
     """The device, as fast as it is; its pool holds so many tokens of the layers that may leave."""
+
+    num_requests: int = 120
 
     @property
     def rate_tps(self) -> float:
@@ -50,31 +55,44 @@ class OfWindows(Place):
         return replace(self.room, link_bytes_per_s=link_frac * self.pool_bytes / self.step_s)
 
 
-def pool_bytes(num_tokens: int, num_requests: int) -> int:
+def pool_bytes(num_tokens: int, num_requests: int, num_alike: int = NUM_ALIKE) -> int:
     """Return what so many tokens take, and the windows of so many requests."""
-    num_blocks = num_tokens // BLOCK_SIZE * NUM_FULL_LAYERS + num_requests * WINDOW_BLOCKS
-    return num_blocks * BLOCK_BYTES
+    num_blocks = num_tokens // BLOCK_SIZE + num_requests * WINDOW_BLOCKS
+    return num_alike * num_blocks * BLOCK_BYTES
 
 
 @contextmanager
-def started(num_tokens: int, num_requests: int) -> Iterator[tuple[Engines, OfWindows]]:
-    """Yield what starts engines with such a pool, and the device that they were measured on."""
-    of_model = {"MODEL": kind_model("gpt_oss"), "SERVED_MODEL_NAME": "exactness"}
+def started() -> Iterator[tuple[Engines, OfWindows]]:
+    """Yield what starts engines, and the device that they were measured on."""
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         with planner(folder / "planner.log") as address:
-            room = OfWindows(outside_s=0.0)
-            more = of_model | {"KV_CACHE_MEMORY_BYTES": room.pool_bytes}
+            more = {
+                "MODEL": kind_model("gpt_oss"),
+                "SERVED_MODEL_NAME": "exactness",
+                "KV_CACHE_MEMORY_BYTES": OfWindows(outside_s=0.0).pool_bytes,
+            }
             engines = Engines(planner_address=address, folder=folder, more=more)
-            place = OfWindows(outside_s=engines.outside_s())
-            more = of_model | {"KV_CACHE_MEMORY_BYTES": pool_bytes(num_tokens, num_requests)}
-            yield replace(engines, more=more), place
+            yield engines, OfWindows(outside_s=engines.outside_s())
+
+
+def deep_model(folder: Path) -> Path:
+    """Write the model with as many layers as `long` has, without weights."""
+    directory = folder / "deep"
+    directory.mkdir()
+    for path in kind_model("gpt_oss").iterdir():
+        if path.suffix != ".safetensors":
+            shutil.copy(path, directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["num_hidden_layers"] = 2 * NUM_ALIKE_LONG
+    config["layer_types"] = ["sliding_attention", "full_attention"] * NUM_ALIKE_LONG
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
 
 
 def measure_readers() -> list[Figures]:
-    room = OfWindows(outside_s=0.0)
     runs = list[Run]()
-    with started(room.room.pool_tokens, int(room.capacity.num_held)) as (engines, place):
+    with started() as (engines, place):
         for seed, system in product(SEEDS, COMPARED):
             link_frac = 0.0 if is_resident(system) else LAMBDA
             key = RunKey(row=Row.STEADY, system=system, seed=seed, link_frac=link_frac)
@@ -87,11 +105,17 @@ def measure_readers() -> list[Figures]:
 
 
 def measure_long() -> list[Figures]:
-    with started(SMALL_POOL_TOKENS, 1) as (engines, place):
+    with started() as (engines, place):
         layer_s = place.room.layer_time.of_step(num_tokens=1, num_context_tokens=SMALL_POOL_TOKENS)
-        step_s = NUM_LAYERS * layer_s + place.outside_s
-        link_bytes_per_s = LAMBDA * pool_bytes(SMALL_POOL_TOKENS, 1) / step_s
-        device = replace(place.room, link_bytes_per_s=link_bytes_per_s)
+        step_s = 2 * NUM_ALIKE_LONG * layer_s + place.outside_s
+        num_bytes = pool_bytes(SMALL_POOL_TOKENS, 1, NUM_ALIKE_LONG)
+        device = replace(place.room, link_bytes_per_s=LAMBDA * num_bytes / step_s)
+        more = {
+            "MODEL": deep_model(engines.folder),
+            "ENGINE_ARGS": json.dumps(["--load-format", "dummy"]),
+            "KV_CACHE_MEMORY_BYTES": num_bytes,
+        }
+        engines = replace(engines, more={**engines.more, **more})
         answers: dict[str, list[RequestRecord]] = {what: [] for what in POOLS}
         for seed, what in product(SEEDS, POOLS):
             key = RunKey(row=Row.STEADY, system="evenflow", seed=seed, link_frac=LAMBDA)
@@ -144,7 +168,7 @@ def verdicts_of_long(rows: Sequence[Figures]) -> list[str]:
 BENCHMARKS = (
     Benchmark(
         name="readers",
-        title=f"A gpt-oss-shaped model, readers of {RATE_TPS:g} tokens/s at load 1",
+        title=f"A gpt-oss-shaped model of {NUM_LAYERS} layers, readers of {RATE_TPS:g} tokens/s at load 1",
         definitions=DEFINITIONS,
         measure=measure_readers,
         table=table,
@@ -152,7 +176,7 @@ BENCHMARKS = (
     ),
     Benchmark(
         name="long",
-        title=f"A gpt-oss-shaped model, one answer, a pool of {SMALL_POOL_TOKENS:,} tokens",
+        title=f"A gpt-oss-shaped model of {2 * NUM_ALIKE_LONG} layers, one answer, a pool of {SMALL_POOL_TOKENS:,} tokens",
         definitions={
             "step": f"median time between two tokens of an answer of {LONG_ANSWER}, over "
             f"{len(SEEDS)} answers, each by an engine of its own",

@@ -26,7 +26,7 @@ MEAN_ANSWER_TOKENS = 150
 LARGEST_PROMPT = 1_500
 LARGEST_ANSWER = 400
 ROOM = Device(pool_tokens=6_784, max_num_seqs=32)  # for ten requests, halfway through their answers
-NUM_REQUESTS = 60  # but of the burst
+NUM_REQUESTS = 60
 CV = 1.7  # of the gaps between arrivals
 READING_FRAC = 0.2  # of a full pool's steps, that make a reader's tokens
 TTFT_SLO_INTERVALS = 12  # as 2 s are to people that read 6 tokens/s
@@ -52,6 +52,7 @@ class Place:
 
     outside_s: float  # of a step, outside the layers
     room: Device = ROOM
+    num_requests: int = NUM_REQUESTS  # but of the burst
 
     @property
     def capacity(self) -> Capacity:
@@ -77,7 +78,7 @@ class Place:
 
     def trace(self, row: Row, seed: int) -> list[TracedRequest]:
         """Return a row's requests; those of a seed have the same lengths in the other rows."""
-        capacity, num_requests = self.capacity, NUM_REQUESTS
+        capacity, num_requests = self.capacity, self.num_requests
         if row is Row.BURST:
             num_requests = int(BURST_POOLS * capacity.num_held)
             return self._drawn(row, seed, repeat(BURST_GAP_S, num_requests))
