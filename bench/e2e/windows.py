@@ -168,7 +168,8 @@ def verdicts_of_long(rows: Sequence[Figures]) -> list[str]:
 BENCHMARKS = (
     Benchmark(
         name="readers",
-        title=f"A gpt-oss-shaped model of {NUM_LAYERS} layers, readers of {RATE_TPS:g} tokens/s at load 1",
+        title=f"A gpt-oss-shaped model of {NUM_LAYERS} layers, "
+        f"readers of {RATE_TPS:g} tokens/s at load 1",
         definitions=DEFINITIONS,
         measure=measure_readers,
         table=table,
@@ -176,7 +177,8 @@ BENCHMARKS = (
     ),
     Benchmark(
         name="long",
-        title=f"A gpt-oss-shaped model of {2 * NUM_ALIKE_LONG} layers, one answer, a pool of {SMALL_POOL_TOKENS:,} tokens",
+        title=f"A gpt-oss-shaped model of {2 * NUM_ALIKE_LONG} layers, "
+        f"one answer, a pool of {SMALL_POOL_TOKENS:,} tokens",
         definitions={
             "step": f"median time between two tokens of an answer of {LONG_ANSWER}, over "
             f"{len(SEEDS)} answers, each by an engine of its own",
