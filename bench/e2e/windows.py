@@ -2,7 +2,7 @@
 
 Of the gpt-oss-shaped model's layers every other one keeps a window, and never leaves. `readers`:
 Evenflow in turn with stock vLLM, eight layers. `long`: an answer behind a prompt that the pool
-cannot hold, beside one behind a prompt that fits, as many layers as gpt-oss-20b has.
+cannot hold, beside one behind a prompt that fits, as many layers as gpt-oss-120b has.
 """
 
 import json
@@ -27,7 +27,7 @@ from bench.e2e.trace import TracedRequest
 from lab.kind_models import WINDOW, kind_model
 
 NUM_ALIKE = NUM_LAYERS // 2  # layers with a window, and as many without
-NUM_ALIKE_LONG = 12
+NUM_ALIKE_LONG = 18
 LAMBDA = 0.2
 RATE_TPS = 6.0  # of people
 COMPARED, SEEDS = ("vllm", "evenflow"), (1, 2, 3)
