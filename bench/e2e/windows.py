@@ -24,6 +24,7 @@ from bench.e2e.records import RequestRecord
 from bench.e2e.stack import planner
 from bench.e2e.systems import BLOCK_BYTES, BLOCK_SIZE, NUM_LAYERS, SYSTEMS, Device, is_resident
 from bench.e2e.trace import TracedRequest
+from lab.executor_client import MODEL
 from lab.kind_models import WINDOW, kind_model
 
 NUM_ALIKE = NUM_LAYERS // 2  # layers with a window, and as many without
@@ -69,7 +70,7 @@ def started() -> Iterator[tuple[Engines, OfWindows]]:
         with planner(folder / "planner.log") as address:
             more = {
                 "MODEL": kind_model("gpt_oss"),
-                "SERVED_MODEL_NAME": "exactness",
+                "SERVED_MODEL_NAME": MODEL,
                 "KV_CACHE_MEMORY_BYTES": OfWindows(outside_s=0.0).pool_bytes,
             }
             engines = Engines(planner_address=address, folder=folder, more=more)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.document import Benchmark, Row
 from bench.failover.asked import CHAT, NUM_TOKENS, RATE_TPS, TEXT, Asked, Got, ask, ask_all, load
-from bench.failover.site import MODEL, Site, free_edge, load_settings
+from bench.failover.site import MODEL, Site, free_edge, settings_of_load
 from bench.gateway.large_chats import is_ready
 from bench.gateway.processes import wait_until
 
@@ -51,7 +51,7 @@ def ids_of(got: Got) -> list[int]:
 
 def measure() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        site = Site(Path(folder), **load_settings(Path(folder)))
+        site = Site(Path(folder), **settings_of_load(Path(folder)))
         with site.running():
             requests = resumable(MODEL)
             asyncio.run(ask_all(site.edge, requests))  # forms are compiled

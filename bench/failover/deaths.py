@@ -21,8 +21,8 @@ from bench.failover.site import (
     ENGINE_STALL_S,
     LINK_STALL_S,
     Site,
-    load_settings,
     name_of,
+    settings_of_load,
     time_of,
 )
 
@@ -110,7 +110,7 @@ def measure() -> list[Row]:
 
 
 def _measured(folder: Path, *, num_executors: int, cases: Mapping[str, Fault]) -> list[Row]:
-    site = Site(folder, num_executors=num_executors, **load_settings(folder))
+    site = Site(folder, num_executors=num_executors, **settings_of_load(folder))
     with site.running():
         requests = load(site.edge.model)
         asyncio.run(ask_all(site.edge, requests))  # forms are compiled

@@ -27,7 +27,7 @@ FAILOVER_TIMEOUT_S = 600.0  # raised: starting an executor takes as long as the 
 OVERLAP_TOKENS = 4  # that a moved answer's next executor generates again: a difference is an error
 
 
-def load_settings(folder: Path) -> dict[str, object]:
+def settings_of_load(folder: Path) -> dict[str, object]:
     """Return executors' settings, without their prefix, that the load needs: tools, a model that
     thinks where it is asked to, and an adapter. Both are written into `folder`.
     """

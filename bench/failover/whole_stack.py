@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bench.document import Row
 from bench.failover.asked import Got, ask_all, load
-from bench.failover.site import load_settings
+from bench.failover.site import settings_of_load
 from bench.gateway.heavy_requests import Edge
 from lab.stack.logs import log_lines
 from lab.stack.processes import MODEL, Stack, kind_of, wait_until
@@ -19,7 +19,7 @@ CONNECTIONS = [len(EXECUTORS)] * len(GATEWAYS)
 
 def stack_in(folder: Path, **settings: object) -> Stack:
     """Return it all, not started; `settings` as of `Stack`."""
-    of_load = {f"EXECUTOR_{name}": value for name, value in load_settings(folder).items()}
+    of_load = {f"EXECUTOR_{name}": value for name, value in settings_of_load(folder).items()}
     return Stack(folder, further=FURTHER, **of_load, **settings)
 
 

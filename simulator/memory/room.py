@@ -34,8 +34,8 @@ def stock_shape(shape: EngineShape) -> EngineShape | None:
     windows = Counter(shape.side_windows)
     if STATE in windows:
         return None
-    few, *_, many = sorted((shape.num_groups, *windows.values(), shape.num_groups))
-    group = many if many < 1.5 * few else few
+    kinds = (shape.num_groups, *windows.values())
+    group = max(kinds) if max(kinds) < 1.5 * min(kinds) else min(kinds)
     padding = [window for window, num in windows.items() for _ in range(-num % group)]
     num_padded = shape.num_groups + -shape.num_groups % group
     return replace(

@@ -19,7 +19,7 @@ import pytest
 
 from bench.failover.asked import Got, ask_all, load
 from bench.failover.deaths import CASES, mend
-from bench.failover.site import Site, load_settings
+from bench.failover.site import Site, settings_of_load
 from lab.stack.processes import Stack
 
 pytestmark = pytest.mark.timeout(3_600)
@@ -71,7 +71,7 @@ def test_answers_are_what_they_would_have_been(tmp_path: Path) -> None:
             LAYERWISE_KV="true",  # so that the planner is asked
             KV_HOST_MEMORY_BYTES=64 << 20,
             DRAIN_TIMEOUT_S=600,
-            **load_settings(tmp_path),
+            **settings_of_load(tmp_path),
         )
         with site.running():
             requests = load(site.edge.model, num_tokens=NUM_TOKENS)

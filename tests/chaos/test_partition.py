@@ -7,7 +7,7 @@ import pytest
 
 from bench.failover.asked import ask_all, load
 from bench.failover.deaths import FAULT_AFTER_S, mend, silence
-from bench.failover.site import Site, load_settings
+from bench.failover.site import Site, settings_of_load
 from tests.nodes.network import FOLLOWER_HOST, WITHIN, Link, network, why_not
 
 WHY_NOT = why_not()
@@ -22,7 +22,7 @@ APART = 0  # of the executors
 def test_answers_leave_an_executor_that_no_packet_reaches_and_it_serves_again(
     tmp_path: Path,
 ) -> None:
-    site = Site(tmp_path, **load_settings(tmp_path))
+    site = Site(tmp_path, **settings_of_load(tmp_path))
     executor = site.executors[APART]
     executor.within, executor.settings["HOST"] = WITHIN, FOLLOWER_HOST
     executor.address = f"{FOLLOWER_HOST}:{executor.settings['GRPC_PORT']}"

@@ -1,4 +1,7 @@
-"""An executor goes on with answers that were begun elsewhere, and refuses what it cannot."""
+"""An executor goes on with answers that were begun elsewhere, and refuses what it cannot.
+
+`EVENFLOW_RESUME_SEED` and `EVENFLOW_RESUME_DRAWN` set which requests are drawn, and how many.
+"""
 
 import asyncio
 import os

@@ -9,7 +9,7 @@ from threading import Event, Thread
 import pytest
 
 from bench.failover.asked import CHAT, Asked, Got, ask, ask_all, load
-from bench.failover.site import Site, load_settings
+from bench.failover.site import Site, settings_of_load
 from lab.stack.processes import wait_until
 from tests.executors.deadly import AT_40TH_TOKEN, AT_PROMPT
 
@@ -23,7 +23,7 @@ PROVED_WELL = 40  # events of each: an executor that is lost then is lost to ano
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     processors = json.dumps(["--logits-processors", "tests.executors.deadly:Deadly"])
     folder = tmp_path_factory.mktemp("site")
-    site = Site(folder, num_executors=3, ENGINE_ARGS=processors, **load_settings(folder))
+    site = Site(folder, num_executors=3, ENGINE_ARGS=processors, **settings_of_load(folder))
     with site.running():
         yield site
 
