@@ -1009,3 +1009,22 @@ async def test_who_asks_by_evenflow_hears_of_moves(numerics, dtype, continued) -
     moved = [answer for answer in told if '"evenflow":{"moves":1' in answer]
     assert len(moved) == len(asks)
     assert all(f'"evenflow":{{"moves":1,"continued":"{continued}"}}' in answer for answer in moved)
+
+
+@pytest.mark.parametrize(
+    ("seed", "continued"), [({"seed": 1}, "identical"), ({}, "valid")], ids=["seed", "none"]
+)
+async def test_what_no_executor_had_taken_is_what_the_one_makes_of_it_that_takes_it(
+    seed: dict[str, int], continued: str
+) -> None:
+    first, second = Machine(0), Machine(1, numerics="gpu")
+    first.takes.clear()
+    body = stream_body(evenflow={}, temperature=1, **seed)
+    async with running(first, second) as client:
+        answers = [asyncio.create_task(over_http(f"r{k}", CHAT, body)(client)) for k in "01"]
+        await until(lambda: len(first.submits) == 1 and any(answer.done() for answer in answers))
+        await first.kill()
+        told = await asyncio.gather(*answers)
+
+    (moved,) = [answer for answer in told if '"evenflow":{"moves":1' in answer]
+    assert f'"evenflow":{{"moves":1,"continued":"{continued}"}}' in moved

@@ -358,12 +358,11 @@ class Moves:
         return error
 
     def _note_moved(self, live: LiveRequest, loss: _Loss, before: Candidate | None) -> None:
-        """Write down that an executor has taken a lost request."""
+        """Write down that an executor has taken a lost request, which `before` had; None: none."""
         generation, home = live.generation, live.home
         assert home is not None
-        request, how = generation.request, Continued.VALID
-        if before is not None:
-            how = how_continued(before, home, request.model, request.sampling)
+        request = generation.request
+        how = how_continued(before or home, home, request.model, request.sampling)
         goes_on = before is not None and generation.num_generated
         step = Step.CONTINUE if goes_on else Step.BEGIN_AGAIN
         generation.continuation.moved(how)
