@@ -44,7 +44,7 @@ def _reading_frac(request: RunRequest, step_s: float) -> float:
 
 def _full_step_s(snapshot: RunSnapshot, costs: StepCosts, members: Sequence[RunRequest]) -> float:
     """Return the time from token to token of a batch that fills the pool, prompts included."""
-    num_blocks = snapshot.num_blocks_of(members, growth=1)
+    num_blocks = snapshot.num_blocks_of(members, growth=1, is_computed=True)
     frac = min(1.0, snapshot.engine.num_blocks / max(1, num_blocks))
     context = sum([request.num_tokens for request in members])
     step_s = costs.base_s + frac * (costs.token_s * len(members) + costs.context_s * context)
@@ -54,8 +54,8 @@ def _full_step_s(snapshot: RunSnapshot, costs: StepCosts, members: Sequence[RunR
 def sure_ones(snapshot: RunSnapshot, members: Iterable[RunRequest]) -> frozenset[RequestId]:
     """Return the oldest whose reading the pool sustains: no other's lateness touches them."""
     oldest_first = sorted(members, key=lambda request: -request.arrival_age_s)
-    blocks = snapshot.blocks(growth=1)
-    num_blocks = snapshot.num_blocks_of(oldest_first, growth=1)
+    blocks = snapshot.blocks(growth=1, is_computed=True)
+    num_blocks = snapshot.num_blocks_of(oldest_first, growth=1, is_computed=True)
     if snapshot.costs is None or num_blocks <= snapshot.engine.num_blocks:
         return frozenset([request.request_id for request in oldest_first])
     fracs = reading_fracs(snapshot, oldest_first)
@@ -71,7 +71,7 @@ def sure_ones(snapshot: RunSnapshot, members: Iterable[RunRequest]) -> frozenset
 
 def holds_few(snapshot: RunSnapshot, requests: Sequence[RunRequest]) -> bool:
     """Return whether the pool holds fewer than `LEAST_TURNS` requests of their mean size."""
-    num_blocks = snapshot.num_blocks_of(requests, growth=1)
+    num_blocks = snapshot.num_blocks_of(requests, growth=1, is_computed=True)
     return LEAST_TURNS * num_blocks > snapshot.engine.num_blocks * len(requests)
 
 
@@ -120,7 +120,8 @@ class Promise:
         """Return a request's blocks at its end: at its limit, while no answer has ended."""
         if self._snapshot.mean_answer_tokens:
             return (self._ends.get(request.request_id) or self._end(request))[0]
-        return self._snapshot.num_blocks(request, growth=request.num_answer_left)
+        growth = request.num_answer_left
+        return self._snapshot.num_blocks(request, growth=growth, is_computed=True)
 
     def holds(self, members: Sequence[RunRequest]) -> bool:
         """Return whether the pool sustains the reading of all, and the host keeps all."""
@@ -157,7 +158,8 @@ class Promise:
     def _end(self, request: RunRequest) -> tuple[int, float]:
         """Return a request's blocks when its answer ends, and how long the link brings them."""
         snapshot, load_s = self._snapshot, 0.0
-        num_blocks = snapshot.num_blocks(request, growth=_num_to_come(snapshot, request) + 1)
+        growth = _num_to_come(snapshot, request) + 1
+        num_blocks = snapshot.num_blocks(request, growth=growth, is_computed=True)
         if snapshot.h2d_bytes_per_s:
             num_own = num_blocks - sum(map(snapshot.prefix_blocks, request.prefixes))
             load_s = num_own * snapshot.engine.block_bytes / snapshot.h2d_bytes_per_s

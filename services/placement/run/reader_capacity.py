@@ -40,6 +40,7 @@ class ReadersAlike:
             num_output_tokens=num_there,
             max_tokens=self.num_output_tokens,
             num_host_tokens=0,
+            num_computed_tokens=self.num_prompt_tokens + num_there,
             rate_tps=self.rate_tps,
             tokens_per_step=self.tokens_per_step,
             slack_s=0.0,

@@ -139,7 +139,8 @@ class RunSnapshot:
     h2d_free_frac: float = 1.0
     # That what a fairness id holds counts for before they have passed; 0: ids have no shares.
     ahead_s: float = 0.0
-    _blocks: dict[int, Mapping[RequestId, int]] = field(  # by growth, once it is asked for
+    # By growth and whether prompts count as computed, once it is asked for.
+    _blocks: dict[tuple[int, bool], Mapping[RequestId, int]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -151,18 +152,21 @@ class RunSnapshot:
         """Return the blocks of one layer group that hold so many tokens."""
         return -(-num_tokens // self.engine.block_size)
 
-    def num_blocks(self, request: RunRequest, *, growth: int) -> int:
+    def num_blocks(self, request: RunRequest, *, growth: int, is_computed: bool = False) -> int:
         """Return the blocks of a request with all layers in the pool, `growth` tokens later.
 
-        Drafts have room behind them.
+        Drafts have room behind them. `is_computed`: once its KV is there, prompt and all; windows
+        have more blocks until then.
         """
-        engine = self.engine
-        num_rows = self.num_rows(request.num_tokens + growth + engine.max_ahead_tokens)
-        return engine.num_groups * num_rows + self._side_blocks(request, growth=growth)
+        num_rows = self.num_rows(request.num_tokens + growth + self.engine.max_ahead_tokens)
+        num_left = 0 if is_computed else request.num_left
+        num_side = self._side_blocks(request, growth=growth, num_left=num_left)
+        return self.engine.num_groups * num_rows + num_side
 
-    def blocks(self, *, growth: int) -> Mapping[RequestId, int]:
+    def blocks(self, *, growth: int, is_computed: bool = False) -> Mapping[RequestId, int]:
         """Return `num_blocks` of each request."""
-        known = self._blocks.get(growth)
+        key = growth, is_computed and bool(self.engine.side_windows)
+        known = self._blocks.get(key)
         if known is None:
             num_groups, size = self.engine.num_groups, self.engine.block_size
             ahead = growth + self.engine.max_ahead_tokens
@@ -173,24 +177,26 @@ class RunSnapshot:
             }
             if self.engine.side_windows:
                 for r in self.requests:
-                    known[r.request_id] += self._side_blocks(r, growth=growth)
-            self._blocks[growth] = known
+                    num_left = 0 if is_computed else r.num_left
+                    known[r.request_id] += self._side_blocks(r, growth=growth, num_left=num_left)
+            self._blocks[key] = known
         return known
 
-    def _side_blocks(self, request: RunRequest, *, growth: int) -> int:
+    def _side_blocks(self, request: RunRequest, *, growth: int, num_left: int) -> int:
         """Return what groups take that never leave: by the tokens that are in flight together."""
         if not self.engine.side_windows:
             return 0
-        num_left = max(0, request.num_tokens - request.num_computed_tokens)
         return side_blocks(
             self.engine.geometry,
             num_tokens=request.num_tokens + growth + self.engine.max_ahead_tokens,
-            num_new_tokens=num_left + AHEAD_TOKENS + self.engine.max_ahead_tokens,
+            num_new_tokens=num_left + 1 + AHEAD_TOKENS + self.engine.max_ahead_tokens,
         )
 
-    def num_blocks_of(self, batch: Iterable[RunRequest], *, growth: int) -> int:
+    def num_blocks_of(
+        self, batch: Iterable[RunRequest], *, growth: int, is_computed: bool = False
+    ) -> int:
         """Return the blocks of requests together: what several of them share counts once."""
-        blocks = self.blocks(growth=growth)
+        blocks = self.blocks(growth=growth, is_computed=is_computed)
         num_blocks, users = 0, Counter[int]()
         for request in batch:
             num_blocks += blocks[request.request_id]

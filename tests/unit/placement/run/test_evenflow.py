@@ -531,17 +531,30 @@ def unsaved(name: str, num_tokens: int, **overrides) -> RunRequest:
 
 
 def test_nobody_is_sent_away_whose_prompt_would_be_computed_again() -> None:
-    """By their readers both could wait; the newcomer has no room beside them."""
+    """By their readers all could wait; the newcomer has no room beside them."""
     rich = {"rate_tps": 5.0, "slack_s": 60.0}
-    new = ask("new", 600, rate_tps=5.0)
-    a, b = unsaved("a", 700, **rich), unsaved("b", 700, **rich)
+    new = ask("new", 200, rate_tps=5.0)
+    unkept = [unsaved(name, 330, **rich) for name in "abcd"]
 
-    decision = decide(make_snapshot(a, b, new, engine=SIDES))
+    decision = decide(make_snapshot(*unkept, new, engine=SIDES))
 
     assert decision.park == frozenset()
-    assert {"a", "b"} <= set(decision.run)
-    saved = (runs(name, 700, **rich) for name in "ab")
-    assert decide(make_snapshot(*saved, new, engine=SIDES)).park == {"b"}
+    assert set("abcd") <= set(decision.run)
+    saved = [runs(name, 330, **rich) for name in "abcd"]
+    assert decide(make_snapshot(*saved, new, engine=SIDES)).park
+
+
+def test_what_is_on_the_host_takes_its_windows_alone_of_the_pool() -> None:
+    """Four blocks of a window, not the 35 of a prompt's chunk, though the engine says that nothing
+    of it has been computed.
+    """
+    away, lost = parked("a", 1_592), parked("b", 1_592, num_host_tokens=0)
+    snapshot = make_snapshot(away, lost, engine=SIDES)
+
+    assert snapshot.num_blocks(away, growth=1) == 4 * 101 + 4
+    assert snapshot.num_blocks(lost, growth=1) == 4 * 101 + 35
+    assert snapshot.num_blocks_of([away, lost], growth=1) == 2 * 4 * 101 + 4 + 35
+    assert snapshot.num_blocks(lost, growth=1, is_computed=True) == 4 * 101 + 4
 
 
 def test_one_larger_than_the_pool_has_its_turn_to_its_end_where_leaving_is_computed_again() -> None:

@@ -11,6 +11,7 @@ from tests.unit.placement.run.snapshots import (
     BLOCK_BYTES,
     COSTS,
     SLOW,
+    ask,
     make_engine,
     make_snapshot,
     runs,
@@ -115,3 +116,18 @@ def test_what_never_leaves_takes_its_room_in_the_pool_and_on_the_host() -> None:
     # way 0.016 takes 0.155 x 68.
     assert 400 // 68 < found.num_sustained < capacity().num_sustained
     assert found.wanted_host_bytes == found.num_sustained * 68 * BLOCK_BYTES
+
+
+def test_readers_keep_windows_and_no_whole_chunks() -> None:
+    """A window's 4 blocks beside 60 take a sixteenth of the pool, whatever a chunk had."""
+    found = capacity(side_windows=(32,), max_in_flight_tokens=512, num_blocks=400 * 64 // 60)
+
+    assert 31 <= found.num_sustained <= 34
+
+
+def test_what_readers_are_promised_is_without_their_prompts_chunks() -> None:
+    """A prompt's chunk takes 15 blocks of a window for as long as it is computed."""
+    engine = make_engine(side_windows=(32,), max_in_flight_tokens=512)
+    members = [ask(f"r{n}", 200, max_tokens=39, rate_tps=5.0) for n in range(38)]
+
+    assert Promise(make_snapshot(*members, engine=engine)).holds(members)
