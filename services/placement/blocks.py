@@ -20,7 +20,9 @@ pool, whatever the placement. A request owns in each of them at most what `side_
 that leaves the pool takes what `side_copy_blocks` says of the host, beside its full blocks.
 """
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 
 STATE = 0  # what a side group keeps that has one state, whatever the length
 
@@ -96,10 +98,17 @@ def side_blocks(geometry: BlockGeometry, *, num_tokens: int, num_new_tokens: int
     num_rows = -(-num_tokens // size)
     most_new = geometry.max_in_flight_tokens + geometry.max_ahead_tokens
     num_new = min(num_new_tokens, most_new)
-    return sum(
-        1 if window == STATE else min(num_rows, -(-(window - 1 + num_new) // size) + 1)
-        for window in geometry.side_windows
-    )
+    num_blocks = 0
+    for window, num_groups in _alike(geometry.side_windows):
+        most = 1 if window == STATE else min(num_rows, -(-(window - 1 + num_new) // size) + 1)
+        num_blocks += num_groups * most
+    return num_blocks
+
+
+@cache
+def _alike(windows: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+    """Return each window, and how many groups keep it: models have one or two."""
+    return tuple(Counter(windows).items())
 
 
 def side_copy_positions(geometry: BlockGeometry, *, num_tokens: int) -> list[range]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from services.placement.blocks import side_blocks, side_copy_blocks
+from services.placement.blocks import BlockGeometry, side_blocks, side_copy_blocks
 from services.placement.run.reason import Reason
 from services.placement.run.resume import ResumeWay
 from services.placement.types import EngineShape, RequestId
@@ -160,7 +160,9 @@ class RunSnapshot:
         """
         num_rows = self.num_rows(request.num_tokens + growth + self.engine.max_ahead_tokens)
         num_left = 0 if is_computed else request.num_left
-        num_side = self._side_blocks(request, growth=growth, num_left=num_left)
+        num_side = 0
+        if self.engine.side_windows:
+            num_side = self._side_blocks(self.engine.geometry, request, growth, num_left)
         return self.engine.num_groups * num_rows + num_side
 
     def blocks(self, *, growth: int, is_computed: bool = False) -> Mapping[RequestId, int]:
@@ -176,20 +178,21 @@ class RunSnapshot:
                 for r in self.requests
             }
             if self.engine.side_windows:
+                geometry = self.engine.geometry
                 for r in self.requests:
                     num_left = 0 if is_computed else r.num_left
-                    known[r.request_id] += self._side_blocks(r, growth=growth, num_left=num_left)
+                    known[r.request_id] += self._side_blocks(geometry, r, growth, num_left)
             self._blocks[key] = known
         return known
 
-    def _side_blocks(self, request: RunRequest, *, growth: int, num_left: int) -> int:
+    def _side_blocks(
+        self, geometry: BlockGeometry, request: RunRequest, growth: int, num_left: int
+    ) -> int:
         """Return what groups take that never leave: by the tokens that are in flight together."""
-        if not self.engine.side_windows:
-            return 0
         return side_blocks(
-            self.engine.geometry,
-            num_tokens=request.num_tokens + growth + self.engine.max_ahead_tokens,
-            num_new_tokens=num_left + 1 + AHEAD_TOKENS + self.engine.max_ahead_tokens,
+            geometry,
+            num_tokens=request.num_tokens + growth + geometry.max_ahead_tokens,
+            num_new_tokens=num_left + 1 + AHEAD_TOKENS + geometry.max_ahead_tokens,
         )
 
     def num_blocks_of(
