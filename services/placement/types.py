@@ -103,7 +103,7 @@ class EngineShape:
         return BlockGeometry(
             num_groups=self.num_groups,
             block_size=self.block_size,
-            side_windows=self.side_windows,
+            side_windows=tuple(self.side_windows),  # a list, where the shape was told as JSON
             side_block_size=self.side_block_size,
             max_in_flight_tokens=self.max_in_flight_tokens,
             max_ahead_tokens=self.max_ahead_tokens,

@@ -125,3 +125,12 @@ def test_a_pools_tokens_are_those_of_the_layers_that_may_leave() -> None:
     shape = TOLD["shape"] | {"num_layers": 2, "side_windows": (64, 64)}
 
     assert facts(shape=shape).num_pool_tokens == 2 * facts().num_pool_tokens
+
+
+def test_windows_are_told_as_a_list_and_take_their_room() -> None:
+    shape = TOLD["shape"] | {"side_windows": [32] * 4, "max_in_flight_tokens": 512}
+    readers, dense = facts(shape=shape).readers, facts().readers
+
+    assert readers is not None
+    assert dense is not None
+    assert (readers.num_kept, dense.num_kept) == (14, 15)
