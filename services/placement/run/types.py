@@ -162,7 +162,7 @@ class RunSnapshot:
         num_left = 0 if is_computed else request.num_left
         num_side = 0
         if self.engine.side_windows:
-            num_side = self._side_blocks(self.engine.geometry, request, growth, num_left)
+            num_side = _side_blocks(self.engine.geometry, request, growth, num_left)
         return self.engine.num_groups * num_rows + num_side
 
     def blocks(self, *, growth: int, is_computed: bool = False) -> Mapping[RequestId, int]:
@@ -181,19 +181,9 @@ class RunSnapshot:
                 geometry = self.engine.geometry
                 for r in self.requests:
                     num_left = 0 if is_computed else r.num_left
-                    known[r.request_id] += self._side_blocks(geometry, r, growth, num_left)
+                    known[r.request_id] += _side_blocks(geometry, r, growth, num_left)
             self._blocks[key] = known
         return known
-
-    def _side_blocks(
-        self, geometry: BlockGeometry, request: RunRequest, growth: int, num_left: int
-    ) -> int:
-        """Return what groups take that never leave: by the tokens that are in flight together."""
-        return side_blocks(
-            geometry,
-            num_tokens=request.num_tokens + growth + geometry.max_ahead_tokens,
-            num_new_tokens=num_left + 1 + AHEAD_TOKENS + geometry.max_ahead_tokens,
-        )
 
     def num_blocks_of(
         self, batch: Iterable[RunRequest], *, growth: int, is_computed: bool = False
@@ -257,6 +247,15 @@ class RunSnapshot:
         if self.costs is not None and self.is_prompt(request):
             way_s += self.costs.prompt_s(request.num_left)
         return way_s
+
+
+def _side_blocks(geometry: BlockGeometry, request: RunRequest, growth: int, num_left: int) -> int:
+    """Return what groups take that never leave: by the tokens that are in flight together."""
+    return side_blocks(
+        geometry,
+        num_tokens=request.num_tokens + growth + geometry.max_ahead_tokens,
+        num_new_tokens=num_left + 1 + AHEAD_TOKENS + geometry.max_ahead_tokens,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
