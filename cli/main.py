@@ -10,6 +10,7 @@ import click
 # Name -> module:attribute, and a sentence for the list.
 SUBCOMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("cli.serve:command", "Serve a model: the whole stack on this machine."),
+    "join": ("cli.join:command", "Run one more executor of a local stack."),
     "chat": ("cli.chat:command", "Talk with a served model, at a reading pace."),
     "watch": ("cli.watch:command", "Show what an engine is doing."),
     "bench": ("cli.bench:command", "vLLM's serving benchmark, with readers."),

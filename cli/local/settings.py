@@ -29,6 +29,7 @@ PORTS = {
 }
 OWN_PREFIXES = tuple(f"EVENFLOW_{name}_" for name in ("GATEWAY", "EXECUTOR", "PLANNER", "TRACKER"))
 POLICIES = ("POLICY", "SHADOW_POLICY")
+TRACKER = "tracker:"  # of executors that a gateway finds: those that hold a lease of its tracker
 NOT_IN_NAMES = re.compile(r"[^a-z0-9._-]+")
 EVERYWHERE = ("0.0.0.0", "::")  # hosts that mean every address of the machine
 
@@ -116,10 +117,11 @@ class StackSettings:
         """Return what supervisord and so every process gets."""
         redis_port = self.ports.get("EVENFLOW_REDIS_PORT", PORTS["EVENFLOW_REDIS_PORT"])
         defaults = {
-            "EVENFLOW_GATEWAY_EXECUTORS": self.address("executor"),
+            "EVENFLOW_GATEWAY_EXECUTORS": self._executors(),
             "EVENFLOW_GATEWAY_TRACKER": self.address("tracker"),
             "EVENFLOW_GATEWAY_DRAIN_TIMEOUT_S": "10",  # its executor stays no longer
             "EVENFLOW_EXECUTOR_TRACKER": self.address("tracker"),
+            "EVENFLOW_EXECUTOR_ADVERTISED_ADDRESS": self.address("executor"),
             "EVENFLOW_EXECUTOR_PLANNER_ADDRESS": self.address("planner"),
             "EVENFLOW_EXECUTOR_SERVED_MODEL_NAME": self.model_id,
             "EVENFLOW_PLANNER_POLICIES": json.dumps(self._own_policies()),
@@ -144,6 +146,15 @@ class StackSettings:
         ports = {name: str(port) for name, port in self.ports.items()}
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("EVENFLOW_")}
         return {**engine, **inherited, **ports, **defaults, **self.variables, **supervisor}
+
+    def _executors(self) -> str:
+        """Return where the gateway finds executors: its own, and those that join.
+
+        A Redis of the user's may know executors of other stacks.
+        """
+        asks_tracker = self.variables.get("EVENFLOW_GATEWAY_TRACKER", "its own")
+        own = self.address("executor")
+        return own if self.redis_url or not asks_tracker else f"{own},{TRACKER}"
 
     def _own_policies(self) -> list[str]:
         """Return the policies as `module:attribute` that the executor may ask the planner for."""

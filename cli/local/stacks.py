@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from cli.local.preflight import PreflightError, is_free
-from cli.local.settings import StackSettings, read_settings, state_dir
+from cli.local.settings import TRACKER, StackSettings, read_settings, state_dir
 
 RECORD = "*/started_with.json"
 FREE_PORTS = range(10_000, 18_000)  # below what Linux gives to outgoing connections
 HTTP = "EVENFLOW_GATEWAY_HTTP_PORT"
+EXECUTOR_PORTS = ("EVENFLOW_EXECUTOR_GRPC_PORT", "EVENFLOW_EXECUTOR_METRICS_PORT")
 
 
 class NoStackError(Exception):
@@ -53,6 +54,27 @@ def only_stack(name: str | None) -> StackSettings | None:
 def some_stack(name: str | None) -> StackSettings:
     """Return the same, or where none runs the settings of the environment. Raises NoStackError."""
     return only_stack(name) or read_settings()
+
+
+def one_more_executor(stack: StackSettings) -> StackSettings:
+    """Return the settings of another executor for a stack that runs, with ports and an id of its
+    own. Raises NoStackError if the stack's gateway would not find it.
+    """
+    executors = stack.environment()["EVENFLOW_GATEWAY_EXECUTORS"]
+    if TRACKER not in executors.split(","):
+        raise NoStackError(
+            f"the gateway of the stack {stack.name} has the executors {executors} and looks for no "
+            f"others: start it with EVENFLOW_GATEWAY_EXECUTORS={TRACKER}"
+        )
+    ports = dict(stack.ports)
+    for variable in EXECUTOR_PORTS:
+        ports[variable] = _free_port(set(ports.values()))
+    joined = replace(stack, ports=ports)
+    own = {
+        "EVENFLOW_EXECUTOR_ID": f"{socket.gethostname()}-{ports[EXECUTOR_PORTS[0]]}",
+        "EVENFLOW_EXECUTOR_ADVERTISED_ADDRESS": joined.address("executor"),
+    }
+    return joined.having(own)
 
 
 @contextmanager

@@ -12,7 +12,15 @@ from click.testing import CliRunner
 
 from cli.local.preflight import PreflightError
 from cli.local.settings import PORTS, StackSettings, read_settings
-from cli.local.stacks import NoStackError, only_stack, placed, running_stacks, some_stack
+from cli.local.stacks import (
+    EXECUTOR_PORTS,
+    NoStackError,
+    one_more_executor,
+    only_stack,
+    placed,
+    running_stacks,
+    some_stack,
+)
 from cli.main import main
 from lab.stack.ports import free_port
 
@@ -165,3 +173,38 @@ def test_the_version_is_the_packages() -> None:
 
     assert answer.output.split()[0] == "evenflow"
     assert answer.output.split()[1][0].isdigit()
+
+
+def test_one_more_executor_has_the_settings_of_the_first_but_ports_and_id(run: Run) -> None:
+    run("mine", 8123)
+    found = only_stack(None)
+    assert found is not None
+
+    first, second = found.environment(), one_more_executor(found).environment()
+
+    own = {"EVENFLOW_EXECUTOR_ID", "EVENFLOW_EXECUTOR_ADVERTISED_ADDRESS", *EXECUTOR_PORTS}
+    differs = {name for name in {*first, *second} if first.get(name) != second.get(name)}
+    port = second["EVENFLOW_EXECUTOR_GRPC_PORT"]
+    assert differs == own
+    assert second["EVENFLOW_EXECUTOR_ADVERTISED_ADDRESS"] == f"127.0.0.1:{port}"
+    assert (
+        len({first[name] for name in EXECUTOR_PORTS} | {second[name] for name in EXECUTOR_PORTS})
+        == 4
+    )
+
+
+def test_an_executor_joins_no_stack_that_would_not_find_it(run: Run) -> None:
+    run("mine", 8123)
+    found = only_stack(None)
+    assert found is not None
+    listed = found.having({"EVENFLOW_GATEWAY_EXECUTORS": "127.0.0.1:1,127.0.0.1:2"})
+
+    with pytest.raises(NoStackError, match=r"mine has the executors 127\.0\.0\.1:1,"):
+        one_more_executor(listed)
+
+
+def test_an_executor_joins_nothing_where_nothing_runs() -> None:
+    answer = CliRunner().invoke(main, ["join"])
+
+    assert answer.exit_code == 1
+    assert "no stack runs here: `evenflow serve MODEL` starts one" in answer.output
