@@ -31,9 +31,9 @@ NUM_FEW_TOKENS = 24  # of one that is not compared
 MIN_MOVES = 10  # over all rounds: a load may have been answered before its fault
 BESIDE = tuple(itertools.product(("planner", "tracker", "redis"), ("kill", "end", "stop")))
 AWAY_S = 2.0
-# Longer than a busy machine lets a process stand: two executors that are lost to a request at once
-# make it a suspect.
-STALLS_S = (15.0, 25.0)
+# Longer than a busy machine lets a process stand (25 s were too few for an engine): two executors
+# that are lost to a request at once make it a suspect.
+STALLS_S = (15.0, 60.0)
 
 
 @contextmanager
