@@ -23,7 +23,7 @@ def command(name: str | None) -> None:
         stack = only_stack(name)
         if stack is None:
             raise NoStackError("no stack runs here: `evenflow serve MODEL` starts one")
-        from cli.options import runs_on_cpu
+        from cli.options import runs_on_cpu  # imports vLLM
 
         settings = one_more_executor(stack)
         dtype = settings.variables.get("EVENFLOW_EXECUTOR_DTYPE", "auto")

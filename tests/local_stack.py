@@ -28,6 +28,10 @@ class LocalStack:
             "HF_HUB_OFFLINE": "1",
         }
 
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.environment['EVENFLOW_GATEWAY_HTTP_PORT']}"
+
     def evenflow(self, command: str, **changes: str) -> subprocess.CompletedProcess[str]:
         return self.shell(f"{sys.executable} -m cli {command}", **changes)
 

@@ -30,6 +30,15 @@ PORTS = {
 OWN_PREFIXES = tuple(f"EVENFLOW_{name}_" for name in ("GATEWAY", "EXECUTOR", "PLANNER", "TRACKER"))
 POLICIES = ("POLICY", "SHADOW_POLICY")
 TRACKER = "tracker:"  # of executors that a gateway finds: those that hold a lease of its tracker
+# With one of these the tracker may have the executor at another address than this machine has it.
+TOLD_WHERE = frozenset(
+    {
+        "EVENFLOW_EXECUTOR_ADVERTISED_ADDRESS",
+        "EVENFLOW_EXECUTOR_HOST",
+        "EVENFLOW_EXECUTOR_TRACKER",
+        "EVENFLOW_GATEWAY_TRACKER",
+    }
+)
 NOT_IN_NAMES = re.compile(r"[^a-z0-9._-]+")
 EVERYWHERE = ("0.0.0.0", "::")  # hosts that mean every address of the machine
 
@@ -121,7 +130,6 @@ class StackSettings:
             "EVENFLOW_GATEWAY_TRACKER": self.address("tracker"),
             "EVENFLOW_GATEWAY_DRAIN_TIMEOUT_S": "10",  # its executor stays no longer
             "EVENFLOW_EXECUTOR_TRACKER": self.address("tracker"),
-            "EVENFLOW_EXECUTOR_ADVERTISED_ADDRESS": self.address("executor"),
             "EVENFLOW_EXECUTOR_PLANNER_ADDRESS": self.address("planner"),
             "EVENFLOW_EXECUTOR_SERVED_MODEL_NAME": self.model_id,
             "EVENFLOW_PLANNER_POLICIES": json.dumps(self._own_policies()),
@@ -150,11 +158,12 @@ class StackSettings:
     def _executors(self) -> str:
         """Return where the gateway finds executors: its own, and those that join.
 
-        A Redis of the user's may know executors of other stacks.
+        Not where its own would be found twice, as one that is told where it is might be, nor where
+        there is no tracker, or a Redis of the user's, which may know executors of other stacks.
         """
-        asks_tracker = self.variables.get("EVENFLOW_GATEWAY_TRACKER", "its own")
         own = self.address("executor")
-        return own if self.redis_url or not asks_tracker else f"{own},{TRACKER}"
+        is_told = self.redis_url or TOLD_WHERE.intersection(self.variables)
+        return own if is_told else f"{own},{TRACKER}"
 
     def _own_policies(self) -> list[str]:
         """Return the policies as `module:attribute` that the executor may ask the planner for."""

@@ -69,12 +69,11 @@ def one_more_executor(stack: StackSettings) -> StackSettings:
     ports = dict(stack.ports)
     for variable in EXECUTOR_PORTS:
         ports[variable] = _free_port(set(ports.values()))
-    joined = replace(stack, ports=ports)
     own = {
         "EVENFLOW_EXECUTOR_ID": f"{socket.gethostname()}-{ports[EXECUTOR_PORTS[0]]}",
-        "EVENFLOW_EXECUTOR_ADVERTISED_ADDRESS": joined.address("executor"),
+        "EVENFLOW_EXECUTOR_ADVERTISED_ADDRESS": "",  # where it listens
     }
-    return joined.having(own)
+    return stack.having(own, ports=ports)
 
 
 @contextmanager

@@ -44,12 +44,8 @@ def stack(tmp_path: Path) -> Iterator[LocalStack]:
         stack.kill()
 
 
-def url_of(stack: LocalStack) -> str:
-    return f"http://127.0.0.1:{stack.environment['EVENFLOW_GATEWAY_HTTP_PORT']}"
-
-
 def fleet_of(stack: LocalStack) -> list[Executor]:
-    return list(read_fleet(endpoint_at(url_of(stack), "")))
+    return list(read_fleet(endpoint_at(stack.base_url, "")))
 
 
 @contextmanager
@@ -92,7 +88,7 @@ def answer(
         "evenflow": {"consumption_rate_tps": rate_tps},
     }
     text, num_events, told = "", 0, dict[str, Any]()
-    url = f"{url_of(stack)}/v1/completions"
+    url = f"{stack.base_url}/v1/completions"
     with httpx.stream("POST", url, json=body, timeout=HTTP_TIMEOUT_S) as stream:
         assert stream.status_code == 200, stream.read()
         for line in stream.iter_lines():

@@ -48,17 +48,13 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
         stack.kill()
 
 
-def url_of(stack: LocalStack) -> str:
-    return f"http://127.0.0.1:{stack.environment['EVENFLOW_GATEWAY_HTTP_PORT']}"
-
-
 def services_of(stack: LocalStack) -> set[int]:
     """Return the process ids of supervisord and of what it has started, not of their helpers."""
     return stack.pids(doing=("supervisord", "redis-server", "-m services."))
 
 
 def get(stack: LocalStack, path: str) -> httpx.Response:
-    return httpx.get(f"{url_of(stack)}{path}", timeout=HTTP_TIMEOUT_S)
+    return httpx.get(f"{stack.base_url}{path}", timeout=HTTP_TIMEOUT_S)
 
 
 def test_a_variable_that_the_model_s_template_does_not_read_is_named(stack: LocalStack) -> None:
@@ -67,7 +63,7 @@ def test_a_variable_that_the_model_s_template_does_not_read_is_named(stack: Loca
     asked = {"model": model["id"], "messages": turns, "max_tokens": 1}
 
     answer = httpx.post(
-        f"{url_of(stack)}/v1/chat/completions",
+        f"{stack.base_url}/v1/chat/completions",
         json={**asked, "chat_template_kwargs": {"no_such_variable": 1}},
         timeout=HTTP_TIMEOUT_S,
     )
@@ -82,7 +78,7 @@ def test_options_of_vllm_reach_the_engine(stack: LocalStack) -> None:
 
     answers = [
         httpx.post(
-            f"{url_of(stack)}/v1/completions",
+            f"{stack.base_url}/v1/completions",
             json={**asked, "logprobs": number},
             timeout=HTTP_TIMEOUT_S,
         )

@@ -55,14 +55,20 @@ def test_a_moved_port_is_known_to_those_who_call_it() -> None:
     settings = read(EVENFLOW_EXECUTOR_GRPC_PORT="60001", EVENFLOW_GATEWAY_HTTP_PORT="60002")
 
     assert settings.environment()["EVENFLOW_GATEWAY_EXECUTORS"] == "127.0.0.1:60001,tracker:"
-    assert settings.environment()["EVENFLOW_EXECUTOR_ADVERTISED_ADDRESS"] == "127.0.0.1:60001"
     assert settings.base_url == "http://127.0.0.1:60002"
 
 
 @pytest.mark.parametrize(
-    "told", [{"EVENFLOW_REDIS_URL": "redis://elsewhere:1/0"}, {"EVENFLOW_GATEWAY_TRACKER": ""}]
+    "told",
+    [
+        {"EVENFLOW_REDIS_URL": "redis://elsewhere:1/0"},
+        {"EVENFLOW_GATEWAY_TRACKER": ""},
+        {"EVENFLOW_EXECUTOR_TRACKER": ""},
+        {"EVENFLOW_EXECUTOR_HOST": "0.0.0.0"},
+        {"EVENFLOW_EXECUTOR_ADVERTISED_ADDRESS": "this-host:50051"},
+    ],
 )
-def test_a_gateway_looks_for_executors_only_where_all_that_it_finds_are_the_stacks(
+def test_a_gateway_looks_for_executors_only_where_it_finds_the_stacks_and_each_once(
     told: dict[str, str],
 ) -> None:
     assert read(**told).environment()["EVENFLOW_GATEWAY_EXECUTORS"] == "127.0.0.1:50051"
