@@ -204,7 +204,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
         self.template_variables = template_variables
         self.fingerprint = fingerprint
         self.numerics = numerics
-        self.dtype = "float32"
+        self.is_repeatable = True
         self.load: pb.Load | None = None  # told with the model
         self.model = model
         self.executor_id = executor_id
@@ -282,7 +282,7 @@ class FakeExecutor(pb_grpc.ExecutorServiceServicer):
             template_variables=self.template_variables,
             fingerprint=self.fingerprint,
             numerics=self.numerics,
-            dtype=self.dtype,
+            is_repeatable=self.is_repeatable,
             epoch=self.num_starts,
             block_size=16,
             num_gpu_blocks=1_000,

@@ -232,7 +232,7 @@ class ModelInfo:
     kv: "KVFacts | None" = None
     fingerprint: str = ""  # equal where an answer can go on; empty: nowhere
     numerics: str = ""  # what rounds, in words
-    is_batch_invariant: bool = False  # tokens do not depend on what else is in a step
+    is_repeatable: bool = False  # tokens depend neither on the batch nor on what began them
     makes_drafts: bool = False  # by speculative decoding
     max_loras: int = 0  # adapters in one step; 0: there are none
 

@@ -220,8 +220,7 @@ class ServedModel:
     template_variables: frozenset[str] = frozenset()  # that its chat template reads; empty: unknown
     fingerprint: str = ""  # of what must be equal for an answer to move; empty: none moves
     numerics: str = ""  # of what rounds
-    dtype: str = ""  # of weights and activations; empty: not known
-    is_batch_invariant: bool = False  # no token depends on what else is in a step
+    is_repeatable: bool = False  # with equal numerics tokens do not depend on what is beside them
     makes_drafts: bool = False  # on which draws with a seed depend
     epoch: int = 0  # number of its executor's start, greater for later ones; 0: not known
     block_size: int = 0  # tokens; of this and what follows 0: not known

@@ -228,11 +228,15 @@ def drawn_greedily(known: Known) -> Known:
     return {name: known[0][name] for name in names}, {name: known[1][name] for name in names}
 
 
+OTHERS = {name: CASES[name] for name in ("gpt_oss", "granite4")} | {
+    "KV of eight bits": make_case(kv_cache_dtype="fp8_e4m3")
+}
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["gpt_oss", "granite4"])
-def test_behind_every_token_of_other_models_while_layers_move(name: str) -> None:
-    """Those with windows, and those with states, beside full attention."""
-    case = CASES[name]
+@pytest.mark.parametrize("case", OTHERS.values(), ids=OTHERS)
+def test_behind_every_token_of_other_models_while_layers_move(case: EngineCase) -> None:
+    """Those with windows or with states beside full attention, and KV that is rounded."""
     whole = replace(case, kv=None, controller=ControllerOptions(), num_blocks=4_096)
     with started(whole) as plain:
         known = answered(plain)

@@ -47,7 +47,7 @@ async def test_it_is_told_where_answers_go_on_and_what_rounds(gateway: GatewaySt
 
     assert len(info.fingerprint) == 32
     assert "tensor parallel 1" in info.numerics
-    assert not info.is_batch_invariant
+    assert info.is_repeatable  # in float32
 
 
 @pytest.mark.parametrize("name", ASKED)

@@ -17,7 +17,7 @@ from services.executor.engine import engine_calls
 from services.executor.engine.aborts import Aborts
 from services.executor.engine.collector import UNREADABLE, DeltaSink, Reporting, StepCollector
 from services.executor.engine.config import make_config
-from services.executor.engine.fingerprint import Fingerprints, is_batch_invariant, numerics_of
+from services.executor.engine.fingerprint import Fingerprints, is_repeatable, numerics_of
 from services.executor.engine.kept_parts import KeptParts
 from services.executor.engine.kv_facts import kv_facts
 from services.executor.engine.load_recorder import LoadRecorder
@@ -344,7 +344,7 @@ class Engine:
             kv=self._kv,
             fingerprint=self._fingerprint,
             numerics=numerics_of(config),
-            is_batch_invariant=is_batch_invariant(),
+            is_repeatable=is_repeatable(config),
             makes_drafts=speculates(config),
             max_loras=config.lora_config.max_loras if config.lora_config else 0,
         )

@@ -17,6 +17,7 @@ import vllm
 from vllm import envs
 from vllm.platforms import current_platform
 
+from services.executor.kv_options import computes_prompts_whole
 from services.executor.prompts.chat_template import templates_of
 from services.executor.settings import ExecutorSettings
 
@@ -108,9 +109,17 @@ def numerics_of(config: Any) -> str:
     return ", ".join([*parts, f"drafts by {spec.method}"] if spec is not None else parts)
 
 
-def is_batch_invariant() -> bool:
-    """Return whether an answer's tokens do not depend on what else is in a step, by vLLM's word."""
-    return bool(envs.VLLM_BATCH_INVARIANT) and current_platform.is_cuda()
+def is_repeatable(config: Any) -> bool:
+    """Return whether, with equal numerics, an answer is token for token the same beside other
+    requests, and behind a beginning that is computed as a prompt.
+
+    With vLLM's batch-invariant kernels by its word; in float32 because what is rounded otherwise
+    decides no token. `CPU_MLA`'s answers depend on the batch by more than that.
+    """
+    if envs.VLLM_BATCH_INVARIANT and current_platform.is_cuda():
+        return True
+    is_whole = config.model_config.dtype == torch.float32
+    return bool(is_whole and not computes_prompts_whole(config))
 
 
 def find(name: str, revision: str | None, download_dir: str | None) -> Path | None:

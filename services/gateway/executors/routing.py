@@ -10,7 +10,6 @@ from services.gateway.types import ServedModel
 from services.kit.errors import UnavailableError
 from services.reporting.load import ExecutorLoad
 
-REPEATABLE_DTYPE = "float32"  # what kernels and batches round differently decides no token
 NEAR_S = 1.0  # waits that differ by no more are as good: for a home, and for a deposit
 SLO_SHARE = 0.5  # of a TTFT SLO, that a home may cost
 UNMEASURED_TPS = 2_000.0  # at which an executor is taken to compute prompts that has not yet
@@ -48,7 +47,7 @@ def candidate_of(address: str, info: ServedModel) -> Candidate:
         caches_prefixes=info.caches_prefixes,
         fingerprints={one.model: one.fingerprint for one in served},
         numerics=info.numerics,
-        is_repeatable=info.is_batch_invariant or info.dtype == REPEATABLE_DTYPE,
+        is_repeatable=info.is_repeatable,
         makes_drafts=info.makes_drafts,
         epoch=info.epoch,
     )

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from vllm.platforms import current_platform
 
 from services.executor.engine import fingerprint
@@ -13,7 +14,7 @@ from services.executor.engine.fingerprint import (
     Fingerprints,
     digest_of_files,
     find,
-    is_batch_invariant,
+    is_repeatable,
     numerics_of,
 )
 
@@ -207,10 +208,31 @@ def test_what_rounds_is_named(tmp_path: Path) -> None:
     assert numerics_of(config) == f"{shared}, drafts by ngram"
 
 
-def test_no_cpu_is_invariant_to_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "use_mla", "is_chunked", "expected"),
+    [
+        (torch.float32, False, True, True),
+        (torch.bfloat16, False, True, False),
+        (torch.float32, True, True, True),
+        pytest.param(torch.float32, True, False, False, id="CPU_MLA"),
+    ],
+)
+def test_answers_in_float32_are_repeatable(
+    tmp_path: Path, dtype: torch.dtype, use_mla: bool, is_chunked: bool, expected: bool
+) -> None:
+    config = make_config(tmp_path)
+    config.model_config.dtype, config.model_config.use_mla = dtype, use_mla
+    config.scheduler_config = SimpleNamespace(enable_chunked_prefill=is_chunked)
+
+    assert is_repeatable(config) is expected
+
+
+def test_no_cpu_is_invariant_to_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(tmp_path)
+    config.model_config.dtype = torch.bfloat16
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
-    assert is_batch_invariant() is current_platform.is_cuda()
+    assert is_repeatable(config) is current_platform.is_cuda()
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
-    assert is_batch_invariant()
+    assert is_repeatable(config)
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
-    assert not is_batch_invariant()
+    assert not is_repeatable(config)
