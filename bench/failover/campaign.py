@@ -10,15 +10,17 @@ import argparse
 import asyncio
 import itertools
 import json
+import math
 import os
 import random
 import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,6 @@ from lab.stack.link_proxy import LinkProxy
 from lab.stack.processes import MODEL, Stack, kind_of, stopped
 
 NUM_TOKENS = 120  # of an answer
-MAX_AWAY_S = 2 * LINK_STALL_S  # of what is stopped, silent or slow
 LAME_DUCK_S = 1.0
 BREAKS_SHARE = 0.1  # of requests over HTTP, whose clients break their connections and come back
 MAX_BREAK = 40  # events, behind which one breaks
@@ -59,16 +60,26 @@ SIGNALS = {"killed": signal.SIGKILL, "ended": signal.SIGTERM}
 Fault = tuple[str, str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stalls:
+    """After how long gateways take a silent link, and an engine without steps, for lost."""
+
+    link_s: float = LINK_STALL_S
+    engine_s: float = ENGINE_STALL_S
+
+
 class Place:
     """All processes and links, and what is done to them, one thing at a time."""
 
-    def __init__(self, stack: Stack, links: Sequence[LinkProxy], rng: random.Random) -> None:
-        self.stack, self._links, self._rng = stack, links, rng
+    def __init__(
+        self, stack: Stack, links: Sequence[LinkProxy], rng: random.Random, stalls: Stalls
+    ) -> None:
+        self.stack, self._links, self._rng, self._stalls = stack, links, rng, stalls
         self.kills_s: dict[str, list[float]] = {stack.url(name): [] for name in GATEWAYS}
 
     def strike(self, what: str, how: str) -> None:
         """Do it, and return when everything is there again."""
-        away_s = self._rng.uniform(0.5, MAX_AWAY_S)
+        away_s = self._rng.uniform(0.5, 2 * self._stalls.link_s)
         names = dict.fromkeys(("executor", "engine", "worker"), EXECUTORS) | {"gateway": GATEWAYS}
         name = self._rng.choice(names.get(what, (what,)))
         match what, how:
@@ -76,7 +87,7 @@ class Place:
                 self._strike_link(self._rng.choice(self._links), how, away_s)
             case "engine" | "worker", "stopped":
                 with stopped(self.stack.engine_processes(name)[what == "worker" :]):
-                    time.sleep(ENGINE_STALL_S + away_s)
+                    time.sleep(self._stalls.engine_s + away_s)
             case _, "stopped":
                 with self.stack.frozen(name):
                     time.sleep(away_s)
@@ -114,6 +125,7 @@ class Campaign:
     doors: Doors
     expected: Mapping[str, Got]
     rng: random.Random  # of clients
+    asking: set[str] = field(default_factory=set)  # names of what is being answered
     num_answers: int = 0
     num_identical: int = 0
     num_came_back: int = 0  # clients that broke their connections, or one of them
@@ -131,6 +143,7 @@ class Campaign:
             asked = self._with_breaks(asked)
             self.num_came_back += 1
         request, had = asked, None
+        self.asking.add(asked.name)
         while True:
             answer = await self.doors.ask(request, expected, had)
             self.num_refused += answer.num_times_by_all
@@ -141,6 +154,7 @@ class Campaign:
             if may_resume(asked) and self.rng.random() < WITH_IDS_SHARE:
                 request, had = sent_again(request, answer.got), answer.got
                 self.num_sent_with_ids += 1
+        self.asking.remove(asked.name)
         self.num_answers += 1
         self.num_identical += answer.is_identical
         if answer.got.error:
@@ -187,41 +201,72 @@ class Campaign:
         }
 
 
-async def run(campaign: Campaign, options: argparse.Namespace) -> None:
-    """Ask and strike until there were enough of both, or the time is up."""
-    rng = random.Random(options.seed)
-    until_s = time.monotonic() + 60 * options.minutes
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much is asked, and how often something fails."""
+
+    requests: int  # at least
+    faults: int
+    minutes: float = math.inf  # at most
+    is_each_struck_once: bool = False  # no request meets two faults: none is taken for poison
+
+
+def faults_at_random(rng: random.Random) -> Iterator[Fault]:
+    """Draw without end; each comes once before one comes again."""
+    while True:
+        yield from rng.sample(FAULTS, len(FAULTS))
+
+
+async def run(campaign: Campaign, size: Size, faults: Iterator[Fault], rng: random.Random) -> None:
+    """Ask and strike until there were enough of both, or the time is up. `rng` says when."""
+    until_s = time.monotonic() + 60 * size.minutes
     is_over = asyncio.Event()
-    per_fault = max(1, options.requests // max(1, options.faults))
     numbers = itertools.count()
 
     async def ask_on_and_on(asked: Asked) -> None:
         while not is_over.is_set():
             await campaign.ask(replace(asked, name=f"{asked.name}.{next(numbers)}"))
 
-    async def wait_for(num_answers: int) -> None:
-        while campaign.num_answers < num_answers and time.monotonic() < until_s:  # noqa: ASYNC110
+    async def wait(condition: Callable[[], bool]) -> bool:
+        """Return whether there is time left."""
+        while not condition() and time.monotonic() < until_s:  # noqa: ASYNC110
             await asyncio.sleep(0.1)
+        return time.monotonic() < until_s
 
     looking = asyncio.create_task(campaign.doors.look())
     async with asyncio.TaskGroup() as tasks:
         for asked in load(MODEL, num_tokens=NUM_TOKENS):
             tasks.create_task(ask_on_and_on(asked))
-        deck: list[Fault] = []
-        for _ in range(options.faults):
-            await wait_for(campaign.num_answers + rng.randrange(2 * per_fault))
-            if time.monotonic() >= until_s:
-                break
-            deck = deck or rng.sample(FAULTS, len(FAULTS))
-            what, how = deck.pop()
-            await asyncio.to_thread(campaign.place.strike, what, how)
-            campaign.faults[f"{what} {how}"] += 1
-            print(f"{campaign.num_answers} answers, {what} {how}", flush=True)
-        await wait_for(options.requests)
+        await _strike(campaign, size, faults, rng, wait)
+        await wait(lambda: campaign.num_answers >= size.requests)
         is_over.set()
     looking.cancel()
     with suppress(asyncio.CancelledError):
         await looking
+
+
+async def _strike(
+    campaign: Campaign,
+    size: Size,
+    faults: Iterator[Fault],
+    rng: random.Random,
+    wait: Callable[[Callable[[], bool]], Awaitable[bool]],
+) -> None:
+    per_fault = max(1, size.requests // max(1, size.faults))
+    struck: set[str] = set()
+
+    def is_due(num_answers: int) -> bool:
+        is_spared = size.is_each_struck_once and struck & campaign.asking
+        return campaign.num_answers >= num_answers and not is_spared
+
+    for what, how in itertools.islice(faults, size.faults):
+        num_due = campaign.num_answers + rng.randrange(2 * per_fault)
+        if not await wait(partial(is_due, num_due)):
+            break
+        await asyncio.to_thread(campaign.place.strike, what, how)
+        struck = set(campaign.asking)
+        campaign.faults[f"{what} {how}"] += 1
+        print(f"{campaign.num_answers} answers, {what} {how}", flush=True)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -236,17 +281,13 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path(".cache/bench"), help="JSON goes here")
     options = parser.parse_args(arguments)
     load_before, began_s = os.getloadavg(), time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as ending:
-        links, stack = _stack(Path(folder), ending)
-        start_all(stack)
-        edges = edges_of(stack)
-        campaign = Campaign(
-            place=Place(stack, links, random.Random(f"{options.seed} places")),
-            doors=Doors(edges),
-            expected=asyncio.run(undisturbed(edges[0], NUM_TOKENS)),
-            rng=random.Random(f"{options.seed} clients"),
-        )
-        asyncio.run(run(campaign, options))
+    size = Size(requests=options.requests, faults=options.faults, minutes=options.minutes)
+    rng = random.Random(options.seed)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        campaign_in(Path(folder), options.seed) as campaign,
+    ):
+        asyncio.run(run(campaign, size, faults_at_random(rng), rng))
         content = {
             "benchmark": "campaign",
             **circumstances(load_before),
@@ -259,12 +300,27 @@ def main(arguments: Sequence[str]) -> int:
     return int(bool(content["wrong"] or content["unexplained"]))
 
 
-def _stack(folder: Path, ending: ExitStack) -> tuple[list[LinkProxy], Stack]:
+@contextmanager
+def campaign_in(folder: Path, seed: int, stalls: Stalls = Stalls()) -> Iterator[Campaign]:
+    """Run it all, with logs in `folder`; an undisturbed run has been made."""
+    with ExitStack() as ending:
+        links, stack = _stack(folder, stalls, ending)
+        start_all(stack)
+        edges = edges_of(stack)
+        yield Campaign(
+            place=Place(stack, links, random.Random(f"{seed} places"), stalls),
+            doors=Doors(edges),
+            expected=asyncio.run(undisturbed(edges[0], NUM_TOKENS)),
+            rng=random.Random(f"{seed} clients"),
+        )
+
+
+def _stack(folder: Path, stalls: Stalls, ending: ExitStack) -> tuple[list[LinkProxy], Stack]:
     stack = stack_in(
         folder,
         GATEWAY_LAME_DUCK_S=LAME_DUCK_S,
-        GATEWAY_LINK_STALL_S=LINK_STALL_S,
-        GATEWAY_ENGINE_STALL_S=ENGINE_STALL_S,
+        GATEWAY_LINK_STALL_S=stalls.link_s,
+        GATEWAY_ENGINE_STALL_S=stalls.engine_s,
         GATEWAY_FAILOVER_OVERLAP_TOKENS=OVERLAP_TOKENS,
     )
     ending.callback(stack.stop)
