@@ -28,6 +28,8 @@ from bench.failover.site import (
 
 FAULT_AFTER_S = 3.0  # from the asking: all have 32 tokens or so, and none is complete
 FELT_S = 0.75  # of a reader that gets tokens each 1 / RATE_TPS
+# What a CPU computes in less than FELT_S: answers that move in are not one step of a second.
+MAX_NUM_BATCHED_TOKENS = 256
 SETTLE_S = 20.0  # a process that was stopped is let go on after so long
 
 THOUGHT_AND_SAID = {"0 reasoning", "0 content"}
@@ -110,7 +112,12 @@ def measure() -> list[Row]:
 
 
 def _measured(folder: Path, *, num_executors: int, cases: Mapping[str, Fault]) -> list[Row]:
-    site = Site(folder, num_executors=num_executors, **settings_of_load(folder))
+    site = Site(
+        folder,
+        num_executors=num_executors,
+        MAX_NUM_BATCHED_TOKENS=MAX_NUM_BATCHED_TOKENS,
+        **settings_of_load(folder),
+    )
     with site.running():
         requests = load(site.edge.model)
         asyncio.run(ask_all(site.edge, requests))  # forms are compiled
@@ -269,6 +276,7 @@ BENCHMARK = Benchmark(
         "and ending are those of an undisturbed run",
         "moved": "answers that went on elsewhere, or at the same executor when it was back; "
         "`n` answers count each",
+        "a step": f"of the executors has {MAX_NUM_BATCHED_TOKENS} tokens at most",
         "noticed": "from the fault until the gateway took the executor for lost",
         "gap": "from then on until an executor had taken the answer",
         "felt": f"readers to whom nothing came for more than {FELT_S} s",

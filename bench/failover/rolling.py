@@ -156,7 +156,7 @@ def verdicts(rows: Sequence[Row]) -> list[str]:
 BENCHMARK = Benchmark(
     name="rolling",
     title="Everything is started again, one process after the other, under 22 readers "
-    f"of {RATE_TPS:.0f} tokens/s, who ask again and again, and a newcomer each second",
+    f"of {RATE_TPS:.0f} tokens/s, that ask again and again, and a newcomer each second",
     definitions={
         "took": "from SIGTERM until the process serves again, and all others are connected to it",
         "answers": "those that were being read meanwhile",
