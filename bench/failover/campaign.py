@@ -139,10 +139,10 @@ class Campaign:
     async def ask(self, asked: Asked) -> None:
         """Have a request answered, and sent again if its gateway is killed."""
         expected = self.expected[asked.name.partition(".")[0]]
-        if asked.path and self.rng.random() < BREAKS_SHARE:
-            asked = self._with_breaks(asked)
-            self.num_came_back += 1
         request, had = asked, None
+        if asked.path and self.rng.random() < BREAKS_SHARE:
+            request = self._with_breaks(asked)
+            self.num_came_back += 1
         self.asking.add(asked.name)
         while True:
             answer = await self.doors.ask(request, expected, had)
@@ -150,7 +150,7 @@ class Campaign:
             if not self._is_lost_with_its_gateway(answer):
                 break
             self.num_sent_again += 1
-            request, had = replace(asked, breaks=()), None
+            request, had = asked, None  # what is sent again cannot be taken up
             if may_resume(asked) and self.rng.random() < WITH_IDS_SHARE:
                 request, had = sent_again(request, answer.got), answer.got
                 self.num_sent_with_ids += 1
