@@ -88,6 +88,11 @@ class Got:
     def longest_gap_s(self) -> float:
         return longest_gap_s(self.arrived_s)
 
+    def longest_gap_since_s(self, at_s: float) -> float:
+        """Return the longest one that ended after an instant of the clock."""
+        before = [one for one in self.arrived_s if one <= at_s][-1:]
+        return longest_gap_s([*before, *(one for one in self.arrived_s if one > at_s)])
+
 
 def longest_gap_s(arrived_s: Sequence[float]) -> float:
     """Return the longest time between two arrivals, in their order."""

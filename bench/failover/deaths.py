@@ -166,7 +166,8 @@ def _case(
     moved = site.told("request_moved", since=place)
     mend(site, name, 0)
     looked_up = caches.between(before, caches.looked_up(site.executors))
-    felt = {asked.name: answers[asked.name].longest_gap_s > FELT_S for asked in requests}
+    gaps_s = {one: got.longest_gap_since_s(told[0]) for one, got in answers.items()}
+    felt = {name: gap_s > FELT_S for name, gap_s in gaps_s.items()}
     deposits = [_deposit_s(line, answers) for line in moved]
     return {
         "case": name,
@@ -184,7 +185,7 @@ def _case(
         "moved_found_tokens": looked_up.num_found,
         "gaps_s": [one["waited_s"] for one in moved],
         "deposits_s": deposits,
-        "longest_gaps_s": [got.longest_gap_s for got in answers.values()],
+        "longest_gaps_s": list(gaps_s.values()),
         "felt_nothing": sum(not one for one in felt.values()),
         "moved_felt_nothing": sum(not felt.get(name_of(one), False) for one in moved),
         "hidden_by_formula": sum(
@@ -279,7 +280,7 @@ BENCHMARK = Benchmark(
         "a step": f"of the executors has {MAX_NUM_BATCHED_TOKENS} tokens at most",
         "noticed": "from the fault until the gateway took the executor for lost",
         "gap": "from then on until an executor had taken the answer",
-        "felt": f"readers to whom nothing came for more than {FELT_S} s",
+        "felt": f"readers to whom nothing came for more than {FELT_S} s, until after the fault",
         "of": "answers whose deposit was shorter than the gap",
         "of moved tokens found in a cache": "prompts and answers so far, as engines looked them up "
         "from the fault on: all others had been taken before it",

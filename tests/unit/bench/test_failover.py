@@ -3,6 +3,7 @@
 import pytest
 
 from bench.failover import deaths
+from bench.failover.asked import Got
 from bench.failover.caches import LookedUp, between, read
 
 EXPOSITION = """\
@@ -27,6 +28,16 @@ def test_what_was_looked_up_before_a_fault_does_not_count() -> None:
     after = {1: LookedUp(900, 100), 3: LookedUp(40, 0)}
 
     assert between(before, after) == LookedUp(num_tokens=440, num_found=80)
+
+
+@pytest.mark.parametrize(
+    ("at_s", "gap_s"),
+    [(0.0, 5.0), (5.5, 5.0), (6.0, 2.0), (6.1, 2.0), (8.0, 0.5), (9.0, 0.0)],
+)
+def test_a_gap_is_felt_of_a_fault_if_it_ended_after_it(at_s: float, gap_s: float) -> None:
+    got = Got(arrived_s=[1.0, 6.0, 8.0, 8.5])
+
+    assert got.longest_gap_since_s(at_s) == gap_s
 
 
 @pytest.mark.parametrize(("num_found", "told"), [(740, "740 of 900"), (0, "0 of 900")])
