@@ -202,13 +202,11 @@ def _deposit_s(line: Mapping[str, Any], answers: Mapping[str, Got]) -> float:
     return float((line["num_tokens"] - num_read) / RATE_TPS)
 
 
-def mend(site: Site, name: str, number: int, *, settle_s: float = SETTLE_S) -> None:
-    """Have both executors serve again, of which one has seen a case. What is silent stays so for
-    `settle_s`.
-    """
+def mend(site: Site, name: str, number: int) -> None:
+    """Have both executors serve again, of which one has seen a case."""
     place = site.place_in_log
     if site.broken is not None:
-        time.sleep(settle_s)
+        time.sleep(SETTLE_S)
         site.end_silence()
         site.wait_connected(1, since=place)
     elif name not in LEAVES_LIFE and len(site.executors) > 1:

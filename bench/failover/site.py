@@ -55,16 +55,13 @@ class Site:
         folder: Path,
         *,
         num_executors: int = 2,
-        tracker: str = "",
         layer_time: LayerTime | None = None,
-        stalls_s: tuple[float, float] = (LINK_STALL_S, ENGINE_STALL_S),
         **settings: object,
     ) -> None:
-        """`tracker`: its address, if there is one. `layer_time`: of the executors, if they are on
-        an emulated device. `stalls_s`: after which the gateway takes a silent link, and an engine
-        without steps, for lost. `settings`: executors', without their prefix.
+        """`layer_time`: of the executors, if they are on an emulated device. `settings`: theirs,
+        without their prefix.
         """
-        self._folder, self._tracker, self._stalls_s = folder, tracker, stalls_s
+        self._folder = folder
         self.broken: AbstractContextManager[None] | None = None  # a link that is silent
         self.executors = [
             ExecutorProcess(
@@ -72,7 +69,7 @@ class Site:
                 layer_time=layer_time,
                 SERVED_MODEL_NAME=MODEL,
                 ID=f"executor-{number}",
-                **{"DRAIN_TIMEOUT_S": 30, "TRACKER": tracker, **settings},
+                **{"DRAIN_TIMEOUT_S": 30, "TRACKER": "", **settings},
             )
             for number in range(num_executors)
         ]
@@ -87,9 +84,9 @@ class Site:
             "EVENFLOW_GATEWAY_GRPC_PORT": edge.grpc_address.rpartition(":")[2],
             "EVENFLOW_GATEWAY_EXECUTORS": ",".join(link.address for link in self.links),
             "EVENFLOW_GATEWAY_METRICS_PORT": 0,
-            "EVENFLOW_GATEWAY_TRACKER": self._tracker,
-            "EVENFLOW_GATEWAY_LINK_STALL_S": self._stalls_s[0],
-            "EVENFLOW_GATEWAY_ENGINE_STALL_S": self._stalls_s[1],
+            "EVENFLOW_GATEWAY_TRACKER": "",
+            "EVENFLOW_GATEWAY_LINK_STALL_S": LINK_STALL_S,
+            "EVENFLOW_GATEWAY_ENGINE_STALL_S": ENGINE_STALL_S,
             "EVENFLOW_GATEWAY_FAILOVER_TIMEOUT_S": FAILOVER_TIMEOUT_S,
             "EVENFLOW_GATEWAY_FAILOVER_OVERLAP_TOKENS": OVERLAP_TOKENS,
         }
