@@ -8,7 +8,7 @@ from functools import partial
 from types import MappingProxyType
 
 from bench.document import Benchmark, Row, measure_named
-from bench.who_runs import ablation, beside_people, prefixes, sessions
+from bench.who_runs import ablation, beside_people, prefixes, readers_per_gpu, sessions
 from bench.who_runs.__main__ import (
     DEFINITIONS,
     POLICIES,
@@ -204,6 +204,13 @@ TABLES = {
         beside_people.table,
         beside_people.verdicts,
         beside_people.DEFINITIONS,
+    ),
+    "readers-per-gpu": lambda name: Benchmark(
+        name=name,
+        title=f"Readers of {readers_per_gpu.RATE_TPS:g} tokens/s that a GPU holds, simulated",
+        definitions=readers_per_gpu.DEFINITIONS,
+        measure=readers_per_gpu.measured,
+        table=readers_per_gpu.table,
     ),
     "ablation": told("One rule out of force", without_rules, partial(crossed, title="without")),
 }
