@@ -1374,6 +1374,20 @@ MUTATIONS = (
         ("tests/integration/test_gateway_moves.py",),
     ),
     Mutation(
+        "of suspects that are tried together all are the cause of a loss",
+        "services/gateway/live/failover/trials.py",
+        "return min(count, SHARED_COUNT) if is_shared else count",
+        "return count",
+        ("tests/integration/test_gateway_moves.py", "-k", "beside_one"),
+    ),
+    Mutation(
+        "suspects are never tried apart",
+        "services/gateway/live/failover/rules.py",
+        "(not self.num_tokens or num_counts >= IS_APART)",
+        "(not self.num_tokens)",
+        ("tests/unit/gateway/live/test_failover.py",),
+    ),
+    Mutation(
         "suspects go where an engine has just died of one",
         "services/gateway/live/failover/moves.py",
         "yield from (at for at, at_s in self._failed_s.items() if now_s - at_s < BACK_S)",

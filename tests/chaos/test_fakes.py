@@ -48,18 +48,26 @@ async def fail_at_random(
     rng: random.Random,
     seen: Counter[str],
 ) -> None:
-    """Have one executor fail after so many answers, when all are connected: others serve on."""
+    """Have one executor fail after so many answers, when all are connected: others serve on. Until
+    there were enough of both.
+    """
     links = [link for one in clients for link in one.gateway.dispatcher.placing._links.values()]
     kinds, weights = zip(*FAULTS, strict=True)
     while True:
         num_due = seen["answers"] + rng.randrange(REQUESTS_PER_FAULT)
-        await until(lambda least=num_due: seen["answers"] >= least)
+        await until(lambda least=num_due: seen["answers"] >= least or is_enough(seen))
+        if is_enough(seen):
+            break
         await until(lambda: all(link.candidate() for link in links))
         (fault,) = rng.choices(kinds, weights)
         await fault(rng.choice(failing), rng)
         await asyncio.sleep(NOTICED_S)
         seen["faults"] += 1
         seen[fault.__name__] += 1
+
+
+def is_enough(seen: Counter[str]) -> bool:
+    return seen["answers"] >= NUM_REQUESTS and seen["faults"] >= NUM_FAULTS
 
 
 @asynccontextmanager
@@ -88,7 +96,7 @@ async def test_nothing_is_lost_doubled_or_wrong_whatever_executors_do() -> None:
     numbers = itertools.count()
 
     async def ask_on_and_on(clients: Sequence[Client], own: random.Random) -> None:
-        while seen["answers"] < NUM_REQUESTS or seen["faults"] < NUM_FAULTS:
+        while not is_enough(seen):
             asked = Asked(next(numbers), own)
             try:
                 while True:
@@ -108,14 +116,14 @@ async def test_nothing_is_lost_doubled_or_wrong_whatever_executors_do() -> None:
                 stack.push_async_callback(one.machine.kill)
                 stack.enter_context(one.link)
             clients = await stack.enter_async_context(two_gateways(failing))
-            background = [asyncio.create_task(one.beat()) for one in failing]
-            background.append(asyncio.create_task(fail_at_random(failing, clients, rng, seen)))
-            async with asyncio.TaskGroup() as asking:
+            beats = [asyncio.create_task(one.beat()) for one in failing]
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(fail_at_random(failing, clients, rng, seen))
                 for number in range(NUM_CLIENTS):
-                    asking.create_task(ask_on_and_on(clients, random.Random(f"{SEED} {number}")))
-            for task in background:
-                task.cancel()
-            await asyncio.wait(background)
+                    tasks.create_task(ask_on_and_on(clients, random.Random(f"{SEED} {number}")))
+            for beat in beats:
+                beat.cancel()
+            await asyncio.wait(beats)
             for client in clients:
                 await client.wait_idle()
 

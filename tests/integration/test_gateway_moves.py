@@ -21,7 +21,7 @@ from evenflow.gateway.v1 import gateway_pb2_grpc as pb_gateway_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.stack.link_proxy import LinkProxy
 from services.gateway.live.failover import moves, rules
-from services.gateway.live.failover.moves import _trial
+from services.gateway.live.failover.trials import trial
 from services.kit.rpc import name_of_request
 from tests.fake_executor import MODEL, PROMPT_DIGEST, Script
 from tests.gateways import Client, chat_body, gateway_for, gateway_with, stream_body, until
@@ -697,7 +697,7 @@ class DeadlyAtLast(asyncio.Event):
         """Say whether the request waits, and nobody else may be what the machine is lost to."""
         moves, live = self._client.gateway.dispatcher.moves, self._client.gateway.dispatcher._live
         counts = {
-            request_id: _trial(one, moves._clock()).count
+            request_id: trial(one, moves._clock()).count
             for request_id, one in live.items()
             if not one.generation.is_over
         }
@@ -776,6 +776,83 @@ async def test_requests_that_may_be_to_blame_are_tried_one_at_a_time(monkeypatch
         await until(lambda: len(second.resumed) == 2)
         second.goes_on.set()
         assert list(await asyncio.gather(*streams)) == expected
+
+
+def trials_at(client: Client, machine: Machine) -> dict[str, rules.Trial]:
+    """Return how the requests do that a machine has."""
+    dispatcher = client.gateway.dispatcher
+    return {
+        name_of_request(request_id): trial(live, dispatcher.moves._clock())
+        for request_id, live in dispatcher._live.items()
+        if live.home is not None
+        and live.home.address == machine.address
+        and request_id not in dispatcher.moves._lost
+        and not live.generation.is_over
+    }
+
+
+async def test_one_that_may_be_to_blame_begins_behind_the_first_token_of_another(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr(rules, "TRIAL_S", 600.0)
+    monkeypatch.setattr(moves, "BACK_S", 0.0)
+    machines = first, second = Machine(0), Machine(1)
+    for machine in machines:
+        machine.interval_s = 0.2
+    async with running(*machines) as client:
+        streams = [ask_for_stream(client, f"r{k}", max_tokens=400) for k in range(4)]
+        await until(lambda: len(client.num_generated()) == 4 and all(client.num_generated()))
+        await first.kill()
+        await until(lambda: second.resumed)
+        resumed = name_of_request(second.resumed[0].request_id)
+        await until(lambda: len(second.resumed) == 2)
+        tried = trials_at(client, second)[resumed]
+        for stream in streams:
+            stream.cancel()
+
+    assert 1 <= tried.num_tokens < rules.TRIAL_TOKENS
+
+
+async def test_none_fails_that_was_tried_beside_one_that_executors_are_lost_to(
+    monkeypatch,
+) -> None:
+    """Which has some tokens each time, so that others have begun beside it."""
+    monkeypatch.setattr(rules, "TRIAL_S", 600.0)
+    monkeypatch.setattr(moves, "BACK_S", 0.0)
+    long = {"max_tokens": 80}
+    async with running(Machine()) as client:
+        streams = [ask_for_stream(client, f"r{k}", seed=k, **long) for k in range(6)]
+        expected = list(await asyncio.gather(*streams))
+    machines = [Machine(0), Machine(1)]
+    for machine in machines:
+        machine.interval_s = 0.1
+    lost_with: list[int] = []  # requests on trial, each time
+
+    def has_poison(machine: Machine) -> bool:
+        found = trials_at(client, machine).get("poison")
+        return found is not None and 3 <= found.num_tokens < rules.TRIAL_TOKENS
+
+    async def die_of_it() -> None:
+        while True:
+            await until(lambda: any(map(has_poison, machines)) or poison.done())
+            if poison.done():
+                return
+            (machine,) = filter(has_poison, machines)
+            lost_with.append(sum(one.is_on for one in trials_at(client, machine).values()))
+            await machine.kill()
+            await until(lambda: not has_poison(machine))  # noqa: B023
+            await machine.start()
+
+    async with running(*machines) as client:
+        streams = [ask_for_stream(client, f"r{k}", seed=k, **long) for k in range(6)]
+        poison = ask_for_stream(client, "poison", **long)
+        await die_of_it()
+        assert error_in(await poison)["code"] == "generation_failed"
+        assert list(await asyncio.gather(*streams)) == expected
+
+    assert len(lost_with) == 3
+    assert lost_with[1] > 1
+    assert lost_with[2] == 1
 
 
 # -- executors that fail, hang, or leave ----------------------------------------------------------

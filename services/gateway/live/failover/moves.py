@@ -12,7 +12,6 @@ from services.gateway.errors import (
     CannotResumeError,
     DuplicateRequestError,
     EngineFailedError,
-    EngineStalledError,
     GenerationFailedError,
     LeavingError,
     LinkBrokenError,
@@ -27,13 +26,13 @@ from services.gateway.live.failover.rules import (
     LostAnswer,
     MoveCause,
     Step,
-    Trial,
     Verdict,
     cause_of_move,
     decide,
     how_continued,
 )
-from services.gateway.live.losses import life_of, may_live
+from services.gateway.live.failover.trials import Lost, shared, trial, trial_until
+from services.gateway.live.losses import life_of
 from services.gateway.live.route import LiveRequest, Route, Routes
 from services.gateway.types import Continued, Delivery, RequestId
 from services.kit.clock import Clock
@@ -114,6 +113,7 @@ class Moves:
         before, live.home = live.home, live.asked
         num_there = max(live.generation.num_generated, live.generation.request.num_begun_tokens)
         live.started_s, live.num_at_start = self._clock(), num_there
+        live.is_tried = live.losses.total >= IS_SUSPECT
         live.generation.continuation.begun_s = None
         live.is_called_off = False
         self._routes.register(route, live.generation)
@@ -159,15 +159,13 @@ class Moves:
         return self._ending(live, loss)
 
     def _count(self, live: LiveRequest, error: ServiceError, now_s: float) -> None:
-        """Count a loss against a request that was new at its executor; else it has proved well.
-        While an engine hangs no trial ends.
-        """
+        """Count a loss against a request that was new at its executor; else it has proved well."""
         if isinstance(error, LeavingError):
             return
-        at_s = live.started_s if isinstance(error, EngineStalledError) else now_s
-        count = 1.0 if live.home is None else _trial(live, at_s).count
+        lost = Lost(error, live.home or live.asked, now_s)
+        count = 1.0 if live.home is None else trial_until(live, lost).count
         if count:
-            live.losses.add(count, may_live(error, live.home or live.asked))
+            live.losses.add(shared(count, live, self._live.values(), lost), lost.may_live)
         else:
             live.losses.clear()
 
@@ -180,7 +178,8 @@ class Moves:
             case LinkBrokenError() | EngineFailedError():
                 loss.error, loss.lost_at = error, address
                 loss.lost_s = self._clock()
-                live.losses.add(1.0, may_live(error, live.asked))
+                lost = Lost(error, live.asked, loss.lost_s)
+                live.losses.add(shared(1.0, live, self._live.values(), lost), lost.may_live)
             case CannotResumeError():
                 loss.never.add(address)
                 loss.refusal = str(error)
@@ -323,7 +322,9 @@ class Moves:
             if loss is not None:
                 if loss.asked_at:
                     yield loss.asked_at
-            elif other.home is not None and _trial(other, now_s).is_on:
+            elif other.home is not None and trial(other, now_s).keeps_out(
+                max(live.losses.total, other.losses.total)
+            ):
                 yield other.home.address
 
     @property
@@ -377,12 +378,3 @@ class Moves:
         }
         log.info("request_moved", request_id=generation.request.request_id, **told)
         live.trace.moved(told)
-
-
-def _trial(live: LiveRequest, now_s: float) -> Trial:
-    begun_s = live.generation.continuation.begun_s
-    return Trial(
-        num_tokens=max(0, live.generation.num_generated - live.num_at_start),
-        since_taken_s=now_s - live.started_s,
-        since_token_s=0.0 if begun_s is None else now_s - begun_s,
-    )

@@ -14,7 +14,9 @@ TRIAL_TOKENS = 32
 TRIAL_S = 2.0  # from its first token there on
 BACK_S = 1.0  # from a loss on, in which a link that was cut is there again
 MAX_TRIAL_S = 10.0  # without any: it waits for its turn, or for its reader
-IS_SUSPECT = 1.0  # counts, from which a request is tried with no other such one beside it
+IS_SUSPECT = 1.0  # counts, from which a request is tried behind any other such one's first token
+IS_APART = 1.5  # from which it is tried with no other suspect beside it
+SHARED_COUNT = 0.5  # of a loss that another suspect may be the cause of
 MAX_COUNTS = 2.0  # with which it is taken for the cause of the losses
 POISON = "executors were lost, or gave up on it, twice when they had just begun with the request"
 
@@ -70,8 +72,14 @@ class Trial:
 
     @property
     def is_on(self) -> bool:
-        """Say whether no other suspect is to be beside the request."""
+        """Say whether the executor may yet be lost to the request."""
         return self.count > 0 and (self.num_tokens > 0 or self.since_taken_s < MAX_TRIAL_S)
+
+    def keeps_out(self, num_counts: float) -> bool:
+        """Say whether another suspect is not to begin beside the request, `num_counts` being those
+        of the one that has more.
+        """
+        return self.is_on and (not self.num_tokens or num_counts >= IS_APART)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

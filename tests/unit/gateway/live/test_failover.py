@@ -238,6 +238,25 @@ def test_a_trial_lasts_32_tokens_or_two_seconds_from_the_first_one(
     assert (trial.count, trial.is_on) == (count, is_on)
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "since_taken_s", "num_counts", "keeps_out"),
+    [
+        (0, 0.0, 1.0, True),  # its prompt may be what executors are lost to
+        (0, 9.9, 1.0, True),
+        (0, 10.0, 1.5, False),
+        (1, 0.0, 1.0, False),
+        (31, 0.0, 1.49, False),
+        (31, 0.0, 1.5, True),
+        (32, 0.0, 1.5, False),
+    ],
+)
+def test_a_suspect_begins_behind_the_first_token_of_another_and_apart_behind_two_losses(
+    num_tokens, since_taken_s, num_counts, keeps_out
+) -> None:
+    trial = Trial(num_tokens=num_tokens, since_taken_s=since_taken_s, since_token_s=0.0)
+    assert trial.keeps_out(num_counts) is keeps_out
+
+
 def test_causes_are_told_by_what_ended_the_request() -> None:
     assert cause_of_move(LinkBrokenError()) is MoveCause.LINK
     assert cause_of_move(LinkStalledError()) is MoveCause.STALL
