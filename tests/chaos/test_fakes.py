@@ -30,7 +30,7 @@ NUM_MACHINES, NUM_CLIENTS = 3, 24
 REQUESTS_PER_FAULT = 40
 NOTICED_S = 0.2  # a gateway has heard by then of a connection that is gone, as a rule
 # Of all requests: executors were lost under them twice in a row, just after they had begun.
-MOST_TAKEN_FOR_POISON = 0.25
+MOST_TAKEN_FOR_POISON = 0.05
 
 
 FAULTS: Sequence[tuple[Callable[[Failing, random.Random], Coroutine[Any, Any, None]], float]] = (

@@ -37,7 +37,7 @@ GATEWAYS = ("gateway", "gateway-2")
 NUM_MACHINES, NUM_CLIENTS = 3, 16
 ANSWERS_PER_FAULT = 30
 RETRY_S = 0.1
-MOST_TAKEN_FOR_POISON = 0.1  # of all requests; `test_fakes.py` says why there are any
+MOST_TAKEN_FOR_POISON = 0.05  # of all requests; `test_fakes.py` says why there are any
 
 
 @dataclass(slots=True)
