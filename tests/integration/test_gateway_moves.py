@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
+import httpx
 import pytest
 from prometheus_client import REGISTRY
 
@@ -21,7 +22,7 @@ from evenflow.gateway.v1 import gateway_pb2_grpc as pb_gateway_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.stack.link_proxy import LinkProxy
 from services.gateway.live.failover import moves, rules
-from services.gateway.live.failover.trials import trial
+from services.gateway.live.failover.moves import _trial
 from services.kit.rpc import name_of_request
 from tests.fake_executor import MODEL, PROMPT_DIGEST, Script
 from tests.gateways import Client, chat_body, gateway_for, gateway_with, stream_body, until
@@ -697,7 +698,7 @@ class DeadlyAtLast(asyncio.Event):
         """Say whether the request waits, and nobody else may be what the machine is lost to."""
         moves, live = self._client.gateway.dispatcher.moves, self._client.gateway.dispatcher._live
         counts = {
-            request_id: trial(one, moves._clock()).count
+            request_id: _trial(one, moves._clock()).count
             for request_id, one in live.items()
             if not one.generation.is_over
         }
@@ -782,7 +783,7 @@ def trials_at(client: Client, machine: Machine) -> dict[str, rules.Trial]:
     """Return how the requests do that a machine has."""
     dispatcher = client.gateway.dispatcher
     return {
-        name_of_request(request_id): trial(live, dispatcher.moves._clock())
+        name_of_request(request_id): _trial(live, dispatcher.moves._clock())
         for request_id, live in dispatcher._live.items()
         if live.home is not None
         and live.home.address == machine.address
@@ -791,7 +792,7 @@ def trials_at(client: Client, machine: Machine) -> dict[str, rules.Trial]:
     }
 
 
-async def test_one_that_may_be_to_blame_begins_behind_the_first_token_of_another(
+async def test_one_that_may_be_to_blame_has_proved_well_with_few_tokens(
     monkeypatch,
 ) -> None:
     monkeypatch.setattr(rules, "TRIAL_S", 600.0)
@@ -810,49 +811,59 @@ async def test_one_that_may_be_to_blame_begins_behind_the_first_token_of_another
         for stream in streams:
             stream.cancel()
 
-    assert 1 <= tried.num_tokens < rules.TRIAL_TOKENS
+    assert rules.TRIED_TOKENS <= tried.num_tokens < rules.TRIAL_TOKENS
 
 
-async def test_none_fails_that_was_tried_beside_one_that_executors_are_lost_to(
-    monkeypatch,
+async def die_at(
+    num_tokens: int, client: Client, machines: list[Machine], poison: "asyncio.Task[httpx.Response]"
+) -> int:
+    """Have each machine die when the poison has so many tokens there, and start again, until it
+    fails or has cost five. Returns how often one died.
+    """
+
+    def has_it(machine: Machine) -> bool:
+        found = trials_at(client, machine).get("poison")
+        return found is not None and found.num_tokens >= num_tokens
+
+    for num_lost in range(5):
+        await until(lambda: any(map(has_it, machines)) or poison.done())
+        if poison.done():
+            return num_lost
+        (machine,) = filter(has_it, machines)
+        await machine.kill()
+        await until(lambda: not has_it(machine))  # noqa: B023
+        await machine.start()
+    return 5
+
+
+@pytest.mark.parametrize(
+    ("is_stream", "num_kept", "num_tokens"),
+    [
+        pytest.param(True, 1_000, 3, id="goes-on"),
+        pytest.param(False, 0, 10, id="begins_again_and_kills"),
+    ],
+)
+async def test_one_that_kills_at_a_token_of_each_trial_fails_and_no_other(
+    monkeypatch, is_stream: bool, num_kept: int, num_tokens: int
 ) -> None:
-    """Which has some tokens each time, so that others have begun beside it."""
     monkeypatch.setattr(rules, "TRIAL_S", 600.0)
     monkeypatch.setattr(moves, "BACK_S", 0.0)
-    long = {"max_tokens": 80}
+    bodies = [chat_body(stream=is_stream, max_tokens=80, seed=k) for k in range(7)]
+    asks = [over_http(f"r{k}", CHAT, body) for k, body in enumerate(bodies[:6])]
     async with running(Machine()) as client:
-        streams = [ask_for_stream(client, f"r{k}", seed=k, **long) for k in range(6)]
-        expected = list(await asyncio.gather(*streams))
+        expected = await asyncio.gather(*(ask(client) for ask in asks))
     machines = [Machine(0), Machine(1)]
     for machine in machines:
         machine.interval_s = 0.1
-    lost_with: list[int] = []  # requests on trial, each time
+    async with running(*machines, failover_max_tokens=num_kept) as client:
+        answers = [asyncio.create_task(ask(client)) for ask in asks]
+        headers = {"x-request-id": "poison"}
+        poison = asyncio.create_task(client.http.post(CHAT, json=bodies[6], headers=headers))
+        num_lost = await die_at(num_tokens, client, machines, poison)
+        assert "generation_failed" in (await poison).text
+        assert await asyncio.gather(*answers) == expected
 
-    def has_poison(machine: Machine) -> bool:
-        found = trials_at(client, machine).get("poison")
-        return found is not None and 3 <= found.num_tokens < rules.TRIAL_TOKENS
-
-    async def die_of_it() -> None:
-        while True:
-            await until(lambda: any(map(has_poison, machines)) or poison.done())
-            if poison.done():
-                return
-            (machine,) = filter(has_poison, machines)
-            lost_with.append(sum(one.is_on for one in trials_at(client, machine).values()))
-            await machine.kill()
-            await until(lambda: not has_poison(machine))  # noqa: B023
-            await machine.start()
-
-    async with running(*machines) as client:
-        streams = [ask_for_stream(client, f"r{k}", seed=k, **long) for k in range(6)]
-        poison = ask_for_stream(client, "poison", **long)
-        await die_of_it()
-        assert error_in(await poison)["code"] == "generation_failed"
-        assert list(await asyncio.gather(*streams)) == expected
-
-    assert len(lost_with) == 3
-    assert lost_with[1] > 1
-    assert lost_with[2] == 1
+    assert num_lost == 2
 
 
 # -- executors that fail, hang, or leave ----------------------------------------------------------

@@ -76,7 +76,7 @@ class LiveRequest:
     home: Candidate | None = None  # the executor that took it last; None: none has
     started_s: float = 0.0  # when it did
     num_at_start: int = 0  # tokens that there were then
-    is_tried: bool = False  # executors had been lost to it, or to others beside it, by then
+    num_at_loss: int = 0  # most tokens that there were when an executor was lost
     losses: Losses = field(default_factory=Losses)  # losses of executors that it was new at
     is_called_off: bool = False  # it was aborted where it is, to go on elsewhere
 

@@ -12,6 +12,7 @@ from services.gateway.errors import (
     CannotResumeError,
     DuplicateRequestError,
     EngineFailedError,
+    EngineStalledError,
     GenerationFailedError,
     LeavingError,
     LinkBrokenError,
@@ -26,13 +27,14 @@ from services.gateway.live.failover.rules import (
     LostAnswer,
     MoveCause,
     Step,
+    Trial,
     Verdict,
     cause_of_move,
     decide,
     how_continued,
+    num_needed,
 )
-from services.gateway.live.failover.trials import Lost, shared, trial, trial_until
-from services.gateway.live.losses import life_of
+from services.gateway.live.losses import life_of, may_live
 from services.gateway.live.route import LiveRequest, Route, Routes
 from services.gateway.types import Continued, Delivery, RequestId
 from services.kit.clock import Clock
@@ -113,7 +115,6 @@ class Moves:
         before, live.home = live.home, live.asked
         num_there = max(live.generation.num_generated, live.generation.request.num_begun_tokens)
         live.started_s, live.num_at_start = self._clock(), num_there
-        live.is_tried = live.losses.total >= IS_SUSPECT
         live.generation.continuation.begun_s = None
         live.is_called_off = False
         self._routes.register(route, live.generation)
@@ -159,13 +160,16 @@ class Moves:
         return self._ending(live, loss)
 
     def _count(self, live: LiveRequest, error: ServiceError, now_s: float) -> None:
-        """Count a loss against a request that was new at its executor; else it has proved well."""
+        """Count a loss against a request that was new at its executor; else it has proved well.
+        While an engine hangs no trial ends.
+        """
         if isinstance(error, LeavingError):
             return
-        lost = Lost(error, live.home or live.asked, now_s)
-        count = 1.0 if live.home is None else trial_until(live, lost).count
+        at_s = live.started_s if isinstance(error, EngineStalledError) else now_s
+        count = 1.0 if live.home is None else _trial(live, at_s).count
+        live.num_at_loss = max(live.num_at_loss, live.generation.num_generated)
         if count:
-            live.losses.add(shared(count, live, self._live.values(), lost), lost.may_live)
+            live.losses.add(count, may_live(error, live.home or live.asked))
         else:
             live.losses.clear()
 
@@ -178,8 +182,7 @@ class Moves:
             case LinkBrokenError() | EngineFailedError():
                 loss.error, loss.lost_at = error, address
                 loss.lost_s = self._clock()
-                lost = Lost(error, live.asked, loss.lost_s)
-                live.losses.add(shared(1.0, live, self._live.values(), lost), lost.may_live)
+                live.losses.add(1.0, may_live(error, live.asked))
             case CannotResumeError():
                 loss.never.add(address)
                 loss.refusal = str(error)
@@ -322,9 +325,7 @@ class Moves:
             if loss is not None:
                 if loss.asked_at:
                     yield loss.asked_at
-            elif other.home is not None and trial(other, now_s).keeps_out(
-                max(live.losses.total, other.losses.total)
-            ):
+            elif other.home is not None and _trial(other, now_s).is_on:
                 yield other.home.address
 
     @property
@@ -378,3 +379,15 @@ class Moves:
         }
         log.info("request_moved", request_id=generation.request.request_id, **told)
         live.trace.moved(told)
+
+
+def _trial(live: LiveRequest, now_s: float) -> Trial:
+    begun_s = live.generation.continuation.begun_s
+    num_again = max(0, live.num_at_loss - live.num_at_start)
+    is_suspect = live.losses.total >= IS_SUSPECT
+    return Trial(
+        num_tokens=max(0, live.generation.num_generated - live.num_at_start),
+        since_taken_s=now_s - live.started_s,
+        since_token_s=0.0 if begun_s is None else now_s - begun_s,
+        num_needed=num_needed(num_again, is_suspect=is_suspect),
+    )

@@ -11,12 +11,11 @@ from services.generation.sampling_params import SamplingParams
 from services.kit.errors import ServiceError
 
 TRIAL_TOKENS = 32
+TRIED_TOKENS = 4  # of a suspect, beyond those that it had when executors were lost
 TRIAL_S = 2.0  # from its first token there on
 BACK_S = 1.0  # from a loss on, in which a link that was cut is there again
 MAX_TRIAL_S = 10.0  # without any: it waits for its turn, or for its reader
-IS_SUSPECT = 1.0  # counts, from which a request is tried behind any other such one's first token
-IS_APART = 1.5  # from which it is tried with no other suspect beside it
-SHARED_COUNT = 0.5  # of a loss that another suspect may be the cause of
+IS_SUSPECT = 1.0  # counts, from which a request is tried with no other such one beside it
 MAX_COUNTS = 2.0  # with which it is taken for the cause of the losses
 POISON = "executors were lost, or gave up on it, twice when they had just begun with the request"
 
@@ -56,6 +55,7 @@ class Trial:
     num_tokens: int  # that it had there
     since_taken_s: float  # since the executor took it
     since_token_s: float  # since the first of the tokens; 0 without one
+    num_needed: int = TRIAL_TOKENS  # with which it has proved well
 
     @property
     def count(self) -> float:
@@ -64,7 +64,7 @@ class Trial:
         One without a token for long may have waited for its turn as well as have been what ran: it
         counts half, so that no single loss sets all of a queue apart.
         """
-        if self.num_tokens >= TRIAL_TOKENS:
+        if self.num_tokens >= self.num_needed:
             return 0.0
         if self.num_tokens:
             return 1.0 if self.since_token_s < TRIAL_S else 0.0
@@ -72,14 +72,15 @@ class Trial:
 
     @property
     def is_on(self) -> bool:
-        """Say whether the executor may yet be lost to the request."""
+        """Say whether no other suspect is to be beside the request."""
         return self.count > 0 and (self.num_tokens > 0 or self.since_taken_s < MAX_TRIAL_S)
 
-    def keeps_out(self, num_counts: float) -> bool:
-        """Say whether another suspect is not to begin beside the request, `num_counts` being those
-        of the one that has more.
-        """
-        return self.is_on and (not self.num_tokens or num_counts >= IS_APART)
+
+def num_needed(num_again: int, *, is_suspect: bool) -> int:
+    """Return with how many tokens at an executor a request has proved well, `num_again` of which it
+    had before. One that executors are lost to at a token has them lost at that one again.
+    """
+    return min(TRIAL_TOKENS, num_again + TRIED_TOKENS) if is_suspect else TRIAL_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

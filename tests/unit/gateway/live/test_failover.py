@@ -21,6 +21,7 @@ from services.gateway.live.failover.rules import (
     cause_of_move,
     decide,
     how_continued,
+    num_needed,
 )
 from services.gateway.live.losses import Losses, life_of, may_live
 from services.gateway.types import Continued
@@ -239,22 +240,18 @@ def test_a_trial_lasts_32_tokens_or_two_seconds_from_the_first_one(
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "since_taken_s", "num_counts", "keeps_out"),
-    [
-        (0, 0.0, 1.0, True),  # its prompt may be what executors are lost to
-        (0, 9.9, 1.0, True),
-        (0, 10.0, 1.5, False),
-        (1, 0.0, 1.0, False),
-        (31, 0.0, 1.49, False),
-        (31, 0.0, 1.5, True),
-        (32, 0.0, 1.5, False),
-    ],
+    ("num_again", "is_suspect", "expected"),
+    [(0, False, 32), (20, False, 32), (0, True, 4), (20, True, 24), (30, True, 32)],
 )
-def test_a_suspect_begins_behind_the_first_token_of_another_and_apart_behind_two_losses(
-    num_tokens, since_taken_s, num_counts, keeps_out
+def test_a_suspect_proves_well_with_some_tokens_more_than_it_had(
+    num_again: int, is_suspect: bool, expected: int
 ) -> None:
-    trial = Trial(num_tokens=num_tokens, since_taken_s=since_taken_s, since_token_s=0.0)
-    assert trial.keeps_out(num_counts) is keeps_out
+    needed = num_needed(num_again, is_suspect=is_suspect)
+    trials = [
+        Trial(num_tokens=n, since_taken_s=1.0, since_token_s=0.5, num_needed=needed)
+        for n in (expected - 1, expected)
+    ]
+    assert [(trial.count, trial.is_on) for trial in trials] == [(1.0, True), (0.0, False)]
 
 
 def test_causes_are_told_by_what_ended_the_request() -> None:
