@@ -17,7 +17,7 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -135,6 +135,13 @@ class Campaign:
     wrong: list[list[Any]] = field(default_factory=list)
     errors: dict[str, str] = field(default_factory=dict)
     faults: Counter[str] = field(default_factory=Counter)
+    until_s: float = math.inf  # by the monotonic clock
+
+    async def wait(self, condition: Callable[[], bool]) -> bool:
+        """Wait for a condition. Returns whether there is time left."""
+        while not condition() and time.monotonic() < self.until_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)
+        return time.monotonic() < self.until_s
 
     async def ask(self, asked: Asked) -> None:
         """Have a request answered, and sent again if its gateway is killed."""
@@ -219,7 +226,7 @@ def faults_at_random(rng: random.Random) -> Iterator[Fault]:
 
 async def run(campaign: Campaign, size: Size, faults: Iterator[Fault], rng: random.Random) -> None:
     """Ask and strike until there were enough of both, or the time is up. `rng` says when."""
-    until_s = time.monotonic() + 60 * size.minutes
+    campaign.until_s = time.monotonic() + 60 * size.minutes
     is_over = asyncio.Event()
     numbers = itertools.count()
 
@@ -227,18 +234,12 @@ async def run(campaign: Campaign, size: Size, faults: Iterator[Fault], rng: rand
         while not is_over.is_set():
             await campaign.ask(replace(asked, name=f"{asked.name}.{next(numbers)}"))
 
-    async def wait(condition: Callable[[], bool]) -> bool:
-        """Return whether there is time left."""
-        while not condition() and time.monotonic() < until_s:  # noqa: ASYNC110
-            await asyncio.sleep(0.1)
-        return time.monotonic() < until_s
-
     looking = asyncio.create_task(campaign.doors.look())
     async with asyncio.TaskGroup() as tasks:
         for asked in load(MODEL, num_tokens=NUM_TOKENS):
             tasks.create_task(ask_on_and_on(asked))
-        await _strike(campaign, size, faults, rng, wait)
-        await wait(lambda: campaign.num_answers >= size.requests)
+        await _strike(campaign, size, faults, rng)
+        await campaign.wait(lambda: campaign.num_answers >= size.requests)
         is_over.set()
     looking.cancel()
     with suppress(asyncio.CancelledError):
@@ -246,11 +247,7 @@ async def run(campaign: Campaign, size: Size, faults: Iterator[Fault], rng: rand
 
 
 async def _strike(
-    campaign: Campaign,
-    size: Size,
-    faults: Iterator[Fault],
-    rng: random.Random,
-    wait: Callable[[Callable[[], bool]], Awaitable[bool]],
+    campaign: Campaign, size: Size, faults: Iterator[Fault], rng: random.Random
 ) -> None:
     per_fault = max(1, size.requests // max(1, size.faults))
     struck: set[str] = set()
@@ -261,7 +258,7 @@ async def _strike(
 
     for what, how in itertools.islice(faults, size.faults):
         num_due = campaign.num_answers + rng.randrange(2 * per_fault)
-        if not await wait(partial(is_due, num_due)):
+        if not await campaign.wait(partial(is_due, num_due)):
             break
         await asyncio.to_thread(campaign.place.strike, what, how)
         struck = set(campaign.asking)

@@ -3,11 +3,10 @@
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from itertools import product
 
 from bench.document import Row
-from simulator.comparison.sizing import Readers, Trial, largest_held
+from simulator.comparison.sizing import Readers, largest_held
 from simulator.compose import run_policy
 from simulator.deployment import Deployment
 from simulator.description import full_link_ratio
@@ -31,44 +30,34 @@ DEFINITIONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A GPU, and the prompts of its readers."""
-
-    gpu: str
-    num_prompt_tokens: int
-
-
 def measured() -> list[Row]:
     """Return a row for each GPU and length of prompts."""
-    places = [Place(gpu, context) for gpu, context in product(GPUS, CONTEXTS)]
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(row, places))
+        return list(pool.map(row, *zip(*product(GPUS, CONTEXTS), strict=True)))
 
 
-def row(place: Place) -> Row:
-    """Return how many readers a place holds under each policy."""
-    readers = Readers(num_prompt_tokens=place.num_prompt_tokens, consumption_rate_tps=RATE_TPS)
+def row(gpu: str, num_prompt_tokens: int) -> Row:
+    """Return how many readers a GPU holds under each policy."""
+    readers = Readers(num_prompt_tokens=num_prompt_tokens, consumption_rate_tps=RATE_TPS)
     num_tokens = readers.num_prompt_tokens + readers.num_output_tokens
     deployment = Deployment(
         model=model(MODEL),
-        device=device(place.gpu),
+        device=device(gpu),
         assumptions=assumptions(),
         host_memory_bytes=HOST_BYTES,
         max_num_seqs=MAX_READERS,
         max_model_len=num_tokens,
     )
-    trials: list[Trial] = []
 
     def held(policy: str) -> int:
         def run(requests: list[ArrivingRequest]) -> RunRecord:
             return run_policy(deployment, requests, PlanningOptions(policy=policy))
 
-        return largest_held(run, readers, max_readers=MAX_READERS, tried=trials.append)
+        return largest_held(run, readers, max_readers=MAX_READERS, tried=lambda _: None)
 
     return {
         "gpu": deployment.device.title,
-        "num_prompt_tokens": place.num_prompt_tokens,
+        "num_prompt_tokens": num_prompt_tokens,
         "lambda": full_link_ratio(deployment, num_tokens),
         "held": {policy: held(policy) for policy in POLICIES},
     }
@@ -85,4 +74,4 @@ def table(rows: Sequence[Row]) -> list[list[str]]:
 
 def _cell(one: Row) -> str:
     held = ", ".join(f"`{policy}` {most}" for policy, most in one["held"].items())
-    return f"{held} ({one['lambda']:.1%})"
+    return f"{held} ({100 * one['lambda']:.1f} %)"
