@@ -1376,8 +1376,8 @@ MUTATIONS = (
     Mutation(
         "suspects that begin again prove well before they are where executors were lost",
         "services/gateway/live/failover/rules.py",
-        "min(TRIAL_TOKENS, num_again + TRIED_TOKENS)",
-        "TRIED_TOKENS",
+        "self.num_again + TRIED_TOKENS if",
+        "TRIED_TOKENS if",
         ("tests/unit/gateway/live/test_failover.py",),
     ),
     Mutation(
@@ -1404,8 +1404,15 @@ MUTATIONS = (
     Mutation(
         "what waits in a queue until executors are lost is never found",
         "services/gateway/live/failover/rules.py",
-        "return 1.0 if self.since_taken_s < TRIAL_S else 0.5",
-        "return 1.0 if self.since_taken_s < TRIAL_S else 0.0",
+        "(MAX_TRIAL_S if self.is_suspect else TRIAL_S) else 0.5",
+        "(MAX_TRIAL_S if self.is_suspect else TRIAL_S) else 0.0",
+        ("tests/unit/gateway/live/test_failover.py",),
+    ),
+    Mutation(
+        "a suspect that waits for its first token is let off",
+        "services/gateway/live/failover/rules.py",
+        "(MAX_TRIAL_S if self.is_suspect else TRIAL_S) else 0.5",
+        "TRIAL_S else 0.5",
         ("tests/unit/gateway/live/test_failover.py",),
     ),
     Mutation(

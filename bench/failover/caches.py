@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import httpx
 
 from lab.stack.executor_process import ExecutorProcess
-from lab.stack.metrics import sums_by_name
+from lab.stack.metrics import sums_by_label, sums_by_name
 
 TIMEOUT_S = 60.0
-ASKED = "vllm:prefix_cache_queries_total"
-# In the pool, and what of the rest a connector has elsewhere.
-FOUND = frozenset({"vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"})
+RETURNED = "evenflow_executor_returned_tokens_total"  # of requests that go on
+# Of those that begin. Hits are in the pool, and what of the rest a connector has elsewhere.
+BEGUN = "vllm:prefix_cache_queries_total"
+BEGUN_FOUND = ("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +25,9 @@ class LookedUp:
 
 def read(exposition: str) -> LookedUp:
     """Return what an executor's metrics say, in Prometheus' text format."""
-    sums = sums_by_name(exposition)
-    return LookedUp(int(sums.get(ASKED, 0)), int(sum(sums.get(name, 0) for name in FOUND)))
+    sums, returned = sums_by_name(exposition), sums_by_label(exposition, RETURNED, "result")
+    num_found = sum(sums.get(name, 0) for name in BEGUN_FOUND) + returned.get("found", 0)
+    return LookedUp(int(sums.get(BEGUN, 0) + sum(returned.values())), int(num_found))
 
 
 def looked_up(executors: Iterable[ExecutorProcess]) -> dict[int, LookedUp]:

@@ -280,8 +280,8 @@ BENCHMARK = Benchmark(
         "gap": "from then on until an executor had taken the answer",
         "felt": f"readers to whom nothing came for more than {FELT_S} s, until after the fault",
         "of": "answers whose deposit was shorter than the gap",
-        "of moved tokens found in a cache": "of requests that began again, as engines looked them "
-        "up from the fault on: all others had been taken before it; vLLM counts none that go on",
+        "of moved tokens found in a cache": "of prompts and answers so far, as engines looked "
+        "them up from the fault on: all other requests had been taken before it",
     },
     measure=measure,
     table=table,

@@ -44,7 +44,9 @@ class Counters:
     num_prefix_hits_host_resident: int = _counter(
         "Requests that ran with their cached prefix on the host."
     )
-    num_prefix_hit_tokens: int = _counter("Prompt tokens that were cached, and not computed again.")
+    num_prefix_hit_tokens: int = _counter(
+        "Tokens with which requests came in that were cached, and not computed again."
+    )
     num_published_columns: int = _counter("Blocks of all layers that others might begin with.")
     num_evicted_columns: int = _counter("Blocks of all layers that made room for others.")
     num_evicted_retained_columns: int = _counter(

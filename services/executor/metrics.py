@@ -27,6 +27,14 @@ REQUESTS = Counter(
     "Requests answered, by how they ended or why they were refused.",
     ["result"],
 )
+RETURNED_TOKENS = Counter(
+    "evenflow_executor_returned_tokens_total",
+    "Tokens with which requests came in that were preempted, or begun elsewhere; by whether a "
+    "cache had their KV.",
+    ["result"],
+)
+for result in ("found", "computed"):
+    RETURNED_TOKENS.labels(result)  # 0 from the start
 NEXT_PREFIXES = Counter(
     "evenflow_executor_next_prefixes_total",
     "Beginnings of next turns that clients asked for ahead: computed, or dropped for other work.",

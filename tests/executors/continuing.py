@@ -2,7 +2,11 @@
 
 from typing import Any
 
-from lab.executor_client import Answer, GatewayStream, resume_of
+import httpx
+
+from lab.executor_client import ANSWER_TIMEOUT_S, Answer, GatewayStream, resume_of
+from lab.stack.executor_process import ExecutorProcess
+from lab.stack.metrics import sums_by_label
 
 
 async def assert_goes_on(gateway: GatewayStream, name: str, answer: Answer, **fields: Any) -> None:
@@ -18,6 +22,13 @@ async def assert_goes_on(gateway: GatewayStream, name: str, answer: Answer, **fi
         assert told(rest) == told(answer)[num_known:], f"{name} from {num_known}"
         assert rest.ending == answer.ending, f"{name} from {num_known}"
         assert rest.prompt is None
+
+
+def returned_tokens(executor: ExecutorProcess) -> dict[str, float]:
+    """Return how many tokens of requests that go on it has `found` and `computed` so far."""
+    url = f"http://127.0.0.1:{executor.metrics_port}/metrics"
+    exposition = httpx.get(url, timeout=ANSWER_TIMEOUT_S).text
+    return sums_by_label(exposition, "evenflow_executor_returned_tokens_total", "result")
 
 
 def _renamed(answer: Answer, rest: Answer) -> Any:

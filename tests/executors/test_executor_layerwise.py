@@ -11,13 +11,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
-from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, GatewayStream, places
+from lab.executor_client import ANSWER_TIMEOUT_S, MODEL, GatewayStream, places, resume_of
 from lab.models import NUM_LAYERS
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.processes import EXIT_TIMEOUT_S
 from tests.chromium import Browser, needs_chromium
 from tests.executor_stock import StockAnswers, near, stock_answers
 from tests.executors.ahead import num_computed_ahead
+from tests.executors.continuing import returned_tokens
 from tests.gateways import Client, gateway_for
 from tests.stock_requests import PROMPT, SCORED, TOO_LONG
 
@@ -141,6 +142,22 @@ async def test_a_prompt_that_was_asked_before_is_cached_but_for_whoever_has_anot
     assert again.ending.num_cached_tokens > 0
     assert again.ending.num_cached_tokens % BLOCK_SIZE == 0
     assert apart.ending.num_cached_tokens == 0
+
+
+async def test_an_answer_that_goes_on_finds_its_prompt_on_the_host(
+    executor: ExecutorProcess, gateway: GatewayStream
+) -> None:
+    request = TOO_LONG["long"]
+    fields = {"text": request["prompt"], "sampling": request["sampling"]}
+    first = await gateway.ask("first", **fields)
+    before = returned_tokens(executor)
+    rest = await gateway.ask("goes on", **fields, resume=resume_of(first, 3))
+    after = returned_tokens(executor)
+
+    counted = {name: after[name] - before[name] for name in after}
+    assert rest.ids == first.ids[3:]
+    assert sum(counted.values()) == (first.num_prompt_tokens or 0) + 3
+    assert counted["found"] > counted["computed"] > 0
 
 
 async def test_what_is_asked_for_is_kept_up_to_the_accounts_share_and_released_by_session(

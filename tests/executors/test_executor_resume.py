@@ -15,7 +15,7 @@ from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.executor_client import ANSWER_TIMEOUT_S, GatewayStream, resume_of
 from lab.models import MAX_MODEL_LEN
 from lab.stack.executor_process import ExecutorProcess
-from tests.executors.continuing import assert_goes_on
+from tests.executors.continuing import assert_goes_on, returned_tokens
 from tests.stock_requests import GREEDY, PROMPT
 
 pytestmark = pytest.mark.timeout(3_600)
@@ -58,6 +58,26 @@ async def test_the_rest_of_an_answer_is_as_if_nothing_had_happened(
     answer = await gateway.ask(name, **fields)
 
     await assert_goes_on(gateway, name, answer, **fields)
+
+
+async def test_it_counts_what_of_an_answer_it_found_and_what_it_computed(
+    executor: ExecutorProcess, gateway: GatewayStream
+) -> None:
+    block_size = (await gateway.stub.GetModelInfo(pb.GetModelInfoRequest())).block_size
+    sampling = {**GREEDY, "max_tokens": block_size, "ignore_eos": True}
+    fields = {"text": f"Said once. {PROMPT}", "sampling": sampling}
+    answer = await gateway.ask("whole", **fields)
+    before = returned_tokens(executor)
+    await gateway.ask("goes on", **fields, resume=resume_of(answer, block_size - 1))
+    after = returned_tokens(executor)
+
+    num_tokens = (answer.num_prompt_tokens or 0) + block_size - 1
+    num_found = (num_tokens - 1) // block_size * block_size
+    assert num_found > 0
+    assert {name: after[name] - before[name] for name in after} == {
+        "found": num_found,
+        "computed": num_tokens - num_found,
+    }
 
 
 @pytest.mark.parametrize("is_told", [False, True])

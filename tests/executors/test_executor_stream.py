@@ -739,6 +739,8 @@ async def test_vllms_metrics_are_served_and_each_of_ours_moves(executor: Executo
         await gateway.has_tokens(answer, 3)
         meanwhile = await read_metrics(executor)
         await gateway.abort(answer, "counted")
+        resume = pb.Resume(output_ids=answer.ids[:2], max_tokens=4)
+        await gateway.ask("goes on", text=PROMPT, sampling=LONG, resume=resume)
     after = await once_idle()
 
     ours = {name for name in after if name.startswith("evenflow_executor_")}

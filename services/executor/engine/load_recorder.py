@@ -5,6 +5,7 @@ from typing import Any
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from services.executor import metrics
 from services.kit.recent_rate import RecentRate
 
 HALF_LIFE_S = 5.0  # of steps that follow each other
@@ -38,6 +39,7 @@ class LoadRecorder(StatLoggerBase):  # type: ignore[misc]
             self.num_steps += 1
             self.num_running_reqs = scheduler_stats.num_running_reqs
             self.kv_cache_usage_frac = scheduler_stats.kv_cache_usage
+            _count_returned(scheduler_stats)
 
     def _time(self, iteration_stats: Any) -> None:
         """Take in a step that has ended now. The first one after idle time has no length."""
@@ -49,3 +51,15 @@ class LoadRecorder(StatLoggerBase):  # type: ignore[misc]
 
     def log_engine_initialized(self) -> None:
         """Do nothing: there is nothing to announce."""
+
+
+def _count_returned(scheduler_stats: Any) -> None:
+    """Count what vLLM looked up in a step for requests that had run before, in the pool's cache, if
+    that is on, and what this lacked at the connector, if there is one.
+    """
+    caches = (scheduler_stats.prefix_cache_stats, scheduler_stats.connector_prefix_cache_stats)
+    asked = [cache for cache in caches if cache is not None and cache.preempted_queries]
+    num_tokens = max((cache.preempted_queries for cache in asked), default=0)
+    num_found = sum(cache.preempted_hits for cache in asked)
+    metrics.RETURNED_TOKENS.labels("found").inc(num_found)
+    metrics.RETURNED_TOKENS.labels("computed").inc(num_tokens - num_found)

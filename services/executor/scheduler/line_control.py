@@ -82,7 +82,7 @@ class LineControl(RunControl):
         for request in requests:
             record = self._line.record_of(request)
             assert record.kv is not None
-            is_new = not request.num_preemptions
+            is_new = not record.has_run  # one that was begun elsewhere counts as preempted to vLLM
             if record.state is State.READY and is_new:
                 num_hit = request.num_computed_tokens - num_scheduled[request.request_id]
                 self._counters.num_prefix_hit_tokens += num_hit

@@ -148,7 +148,11 @@ FRONT = (
         calls=("from_new_request(tokenizer, request)", "update_from_output(output)"),
     ),
     Stated(f"{V1}.metrics.loggers:StatLoggerBase", overrides="record log_engine_initialized"),
-    Stated(f"{V1}.metrics.stats:SchedulerStats", fields="kv_cache_usage"),
+    Stated(
+        f"{V1}.metrics.stats:SchedulerStats",
+        fields="kv_cache_usage prefix_cache_stats connector_prefix_cache_stats",
+    ),
+    Stated(f"{V1}.metrics.stats:PrefixCacheStats", fields="preempted_queries preempted_hits"),
     Stated(f"{V1}.metrics.stats:IterationStats", fields="num_generation_tokens"),
 )
 

@@ -15,11 +15,14 @@ vllm:prefix_cache_hits_total{engine="0",model_name="m"} 640.0
 vllm:external_prefix_cache_queries_total{engine="0",model_name="m"} 260.0
 # TYPE vllm:external_prefix_cache_hits counter
 vllm:external_prefix_cache_hits_total{engine="0",model_name="m"} 100.0
+# TYPE evenflow_executor_returned_tokens counter
+evenflow_executor_returned_tokens_total{result="found"} 30.0
+evenflow_executor_returned_tokens_total{result="computed"} 20.0
 """
 
 
 def test_what_is_found_is_in_the_pool_or_elsewhere() -> None:
-    assert read(EXPOSITION) == LookedUp(num_tokens=900, num_found=740)
+    assert read(EXPOSITION) == LookedUp(num_tokens=950, num_found=770)
 
 
 def test_what_was_looked_up_before_a_fault_does_not_count() -> None:

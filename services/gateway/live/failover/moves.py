@@ -32,7 +32,6 @@ from services.gateway.live.failover.rules import (
     cause_of_move,
     decide,
     how_continued,
-    num_needed,
 )
 from services.gateway.live.losses import life_of, may_live
 from services.gateway.live.route import LiveRequest, Route, Routes
@@ -383,11 +382,10 @@ class Moves:
 
 def _trial(live: LiveRequest, now_s: float) -> Trial:
     begun_s = live.generation.continuation.begun_s
-    num_again = max(0, live.num_at_loss - live.num_at_start)
-    is_suspect = live.losses.total >= IS_SUSPECT
     return Trial(
         num_tokens=max(0, live.generation.num_generated - live.num_at_start),
         since_taken_s=now_s - live.started_s,
         since_token_s=0.0 if begun_s is None else now_s - begun_s,
-        num_needed=num_needed(num_again, is_suspect=is_suspect),
+        is_suspect=live.losses.total >= IS_SUSPECT,
+        num_again=max(0, live.num_at_loss - live.num_at_start),
     )

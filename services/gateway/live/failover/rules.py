@@ -55,7 +55,16 @@ class Trial:
     num_tokens: int  # that it had there
     since_taken_s: float  # since the executor took it
     since_token_s: float  # since the first of the tokens; 0 without one
-    num_needed: int = TRIAL_TOKENS  # with which it has proved well
+    is_suspect: bool = False  # it is here alone among those that executors may have been lost to
+    num_again: int = 0  # tokens that it had elsewhere, behind those with which it began here
+
+    @property
+    def num_needed(self) -> int:
+        """Return with how many tokens it has proved well. One that executors are lost to at a token
+        has them lost at that one again.
+        """
+        needed = self.num_again + TRIED_TOKENS if self.is_suspect else TRIAL_TOKENS
+        return min(needed, TRIAL_TOKENS)
 
     @property
     def count(self) -> float:
@@ -68,19 +77,12 @@ class Trial:
             return 0.0
         if self.num_tokens:
             return 1.0 if self.since_token_s < TRIAL_S else 0.0
-        return 1.0 if self.since_taken_s < TRIAL_S else 0.5
+        return 1.0 if self.since_taken_s < (MAX_TRIAL_S if self.is_suspect else TRIAL_S) else 0.5
 
     @property
     def is_on(self) -> bool:
         """Say whether no other suspect is to be beside the request."""
         return self.count > 0 and (self.num_tokens > 0 or self.since_taken_s < MAX_TRIAL_S)
-
-
-def num_needed(num_again: int, *, is_suspect: bool) -> int:
-    """Return with how many tokens at an executor a request has proved well, `num_again` of which it
-    had before. One that executors are lost to at a token has them lost at that one again.
-    """
-    return min(TRIAL_TOKENS, num_again + TRIED_TOKENS) if is_suspect else TRIAL_TOKENS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

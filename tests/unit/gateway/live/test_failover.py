@@ -21,7 +21,6 @@ from services.gateway.live.failover.rules import (
     cause_of_move,
     decide,
     how_continued,
-    num_needed,
 )
 from services.gateway.live.losses import Losses, life_of, may_live
 from services.gateway.types import Continued
@@ -240,15 +239,31 @@ def test_a_trial_lasts_32_tokens_or_two_seconds_from_the_first_one(
 
 
 @pytest.mark.parametrize(
+    ("since_taken_s", "count", "is_on"),
+    [(2.7, 1.0, True), (9.9, 1.0, True), (10.0, 0.5, False)],
+)
+def test_a_suspect_without_a_token_counts_whole_while_it_is_alone(
+    since_taken_s, count, is_on
+) -> None:
+    trial = Trial(num_tokens=0, since_taken_s=since_taken_s, since_token_s=0.0, is_suspect=True)
+    assert (trial.count, trial.is_on) == (count, is_on)
+
+
+@pytest.mark.parametrize(
     ("num_again", "is_suspect", "expected"),
     [(0, False, 32), (20, False, 32), (0, True, 4), (20, True, 24), (30, True, 32)],
 )
 def test_a_suspect_proves_well_with_some_tokens_more_than_it_had(
     num_again: int, is_suspect: bool, expected: int
 ) -> None:
-    needed = num_needed(num_again, is_suspect=is_suspect)
     trials = [
-        Trial(num_tokens=n, since_taken_s=1.0, since_token_s=0.5, num_needed=needed)
+        Trial(
+            num_tokens=n,
+            since_taken_s=1.0,
+            since_token_s=0.5,
+            is_suspect=is_suspect,
+            num_again=num_again,
+        )
         for n in (expected - 1, expected)
     ]
     assert [(trial.count, trial.is_on) for trial in trials] == [(1.0, True), (0.0, False)]
