@@ -305,7 +305,12 @@ def _rounded(logprobs: dict[str, Any]) -> str:
 
 
 def _counts(usage: dict[str, Any]) -> dict[str, Any]:
-    return {name: one for name, one in usage.items() if name.endswith("_tokens")}
+    """Return the counts of tokens, but of what was cached: that depends on what was asked before."""
+    return {
+        name: one
+        for name, one in usage.items()
+        if name.lower().endswith("tokens") and "cache" not in name.lower()
+    }
 
 
 async def _over_grpc(edge: Edge, asked: Asked) -> AsyncIterator[Said]:
@@ -326,7 +331,7 @@ async def _over_grpc(edge: Edge, asked: Asked) -> AsyncIterator[Said]:
                 if token.HasField("logprobs"):
                     said.append(("logprobs", _rounded(MessageToDict(token.logprobs))))
             if part.HasField("finish"):
-                usage = MessageToDict(part.finish.usage)
+                usage = _counts(MessageToDict(part.finish.usage))
                 said.append(("end", f"{part.finish.reason} {json.dumps(usage)}"))
             yield said
         assert await call.code() is grpc.StatusCode.OK

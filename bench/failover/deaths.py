@@ -273,8 +273,8 @@ BENCHMARK = Benchmark(
     title="An executor that dies, hangs, leaves or is cut off under 22 readers "
     f"of {RATE_TPS:.0f} tokens/s",
     definitions={
-        "identical": "answers whose text, ids, calls, log-probabilities (three places), counts "
-        "and ending are those of an undisturbed run",
+        "identical": "answers whose text, ids, calls, log-probabilities (three places), counts but "
+        "of what was cached, and ending are those of an undisturbed run",
         "moved": "answers that went on elsewhere, or at the same executor when it was back; "
         "`n` answers count each",
         "a step": f"of the executors has {MAX_NUM_BATCHED_TOKENS} tokens at most",

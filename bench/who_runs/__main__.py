@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 from bench.document import Benchmark, Row, document, markdown, save
 from bench.who_runs import beside_people, sessions
+from bench.who_runs.beside_best import VLLM, pairs
 from bench.who_runs.cases import Case
 from bench.who_runs.reading import figures_by_kind
 from bench.who_runs.regimes import SETS, all_regimes
@@ -29,7 +30,6 @@ from simulator.engine.vllm import VllmOptions
 from simulator.report import steps
 from simulator.report.figures import figures
 
-VLLM = ("vllm", "vllm@0.02", "vllm@0.05")  # at its watermarks
 POLICIES = (*VLLM, "evenflow")
 DEFINITIONS = {
     "lambda": "bytes that the link moves in a resident decode step / bytes of the KV pool",
@@ -161,21 +161,9 @@ def mean_of(runs: Sequence[Row]) -> Row:
     return {"regime": runs[0]["regime"], "policy": runs[0]["policy"], **row, "runs": list(runs)}
 
 
-def best_vllm(rows: Sequence[Row]) -> Row:
-    """Return the row of vLLM's best setting."""
-    most = max(row["tokens_per_s"] for row in rows)
-    near = [row for row in rows if row["tokens_per_s"] >= 0.998 * most]
-    return min(near, key=lambda row: row["ttft_s"])
-
-
 def verdicts(rows: Sequence[Row]) -> list[str]:
     """Return a line for each regime: `evenflow` beside the best setting of vLLM."""
-    return [
-        verdict(best_vllm(theirs), ours)
-        for ours in rows
-        if ours["policy"] == "evenflow"
-        and (theirs := [r for r in rows if r["regime"] == ours["regime"] and r["policy"] in VLLM])
-    ]
+    return [verdict(best, ours) for best, ours in pairs(rows)]
 
 
 def verdict(best: Row, ours: Row) -> str:

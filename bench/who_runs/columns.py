@@ -19,6 +19,16 @@ def figure(title: str, name: str, spec: str) -> Column:
     return Column(title, lambda row: format(row[name], spec))
 
 
+def number(title: str, name: str, decimals: int, scale: float = 1.0) -> Column:
+    """Return the column of a figure; a dash where a row lacks it."""
+    return Column(title, lambda row: f"{scale * row[name]:,.{decimals}f}" if name in row else "-")
+
+
+def regime_of(row: Row) -> str:
+    percent = 100 * row["lambda"]
+    return f"{row['regime']} ({percent:.{1 if percent < 10 else 0}f} %)"
+
+
 # What a row is of.
 HEAD = (
     figure("regime", "regime", ""),

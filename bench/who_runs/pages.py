@@ -3,7 +3,7 @@
 Virtual time: the same commit gives the same figures on any machine, however busy.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import MappingProxyType
 
@@ -12,14 +12,14 @@ from bench.who_runs import ablation, beside_people, prefixes, readers_per_gpu, s
 from bench.who_runs.__main__ import (
     DEFINITIONS,
     POLICIES,
-    VLLM,
-    best_vllm,
     means,
     measured,
     table,
     verdicts,
 )
-from bench.who_runs.columns import Column
+from bench.who_runs.beside_best import TOKENS, in_turn, pairs, ratio, tokens_of_setting
+from bench.who_runs.columns import Column, number, regime_of
+from bench.who_runs.reading_tables import READING_TABLES
 from bench.who_runs.regimes import links
 
 SEEDS = range(1, 4)
@@ -41,34 +41,11 @@ SHORT_OF_ROOM = (
 )
 
 
-def number(title: str, name: str, decimals: int, scale: float = 1.0) -> Column:
-    """Return the column of a figure; a dash where a row lacks it."""
-    return Column(title, lambda row: f"{scale * row[name]:,.{decimals}f}" if name in row else "-")
-
-
-TOKENS = number("tokens/s", "tokens_per_s", 1)
 TTFT = number("TTFT mean, s", "ttft_s", 2)
 IN_TIME = number("in time, %", "tbt_deposit", 2, 100)
 TPOT_MET = number("TPOT met, %", "tpot_deposit", 0, 100)
 REBUFFERING = number("rebuffering, %", "rebuffering", 2, 100)
 FOUND = number("found, %", "cached", 0, 100)
-
-
-def tokens_of_setting(row: Row) -> str:
-    """Write tokens per second, and of vLLM's settings which, where it is not the plain one."""
-    _, _, watermark = row["policy"].partition("@")
-    return TOKENS.write(row) + (f" ({watermark})" if row["policy"] in VLLM and watermark else "")
-
-
-def regime_of(row: Row) -> str:
-    percent = 100 * row["lambda"]
-    return f"{row['regime']} ({percent:.{1 if percent < 10 else 0}f} %)"
-
-
-def in_turn(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield the rows of each regime."""
-    for regime in dict.fromkeys(row["regime"] for row in rows):
-        yield [row for row in rows if row["regime"] == regime]
 
 
 def beside_vllm(rows: Sequence[Row], others: Sequence[Column]) -> list[list[str]]:
@@ -77,11 +54,10 @@ def beside_vllm(rows: Sequence[Row], others: Sequence[Column]) -> list[list[str]
     ratios = ("tokens_per_s", "ttft_s")  # of the first columns
     titles = [column.title for column in columns]
     lines = [["regime (lambda)", titles[0], "ratio", titles[1], "ratio", *titles[2:]]]
-    for of_one in in_turn(rows):
-        theirs = best_vllm([row for row in of_one if row["policy"] in VLLM])
-        (ours,) = (row for row in of_one if row["policy"] == "evenflow")
+    for pair in pairs(rows):
+        theirs, ours = pair
         cells = [f"{column.write(theirs)} → {column.write(ours)}" for column in columns]
-        first, second = (f"{ours[name] / theirs[name]:.3f}" for name in ratios)
+        first, second = (ratio(pair, name) for name in ratios)
         lines.append([regime_of(ours), cells[0], first, cells[1], second, *cells[2:]])
     return lines
 
@@ -132,8 +108,12 @@ def without_rules() -> list[Row]:
     return [{**row, "policy": rule} for row, rule in zip(rows, names, strict=True)]
 
 
-def of_policies(regimes: Callable[[], Sequence[str]], policies: Sequence[str]) -> list[Row]:
-    return means(measured, regimes(), policies, seeds=SEEDS)
+def of_policies(regimes: Sequence[str], policies: Sequence[str]) -> list[Row]:
+    return means(measured, regimes, policies, seeds=SEEDS)
+
+
+def of_found(regimes: Callable[[], Sequence[str]], policies: Sequence[str]) -> list[Row]:
+    return of_policies(regimes(), policies)
 
 
 def named(*parts: str) -> Callable[[], list[str]]:
@@ -167,40 +147,38 @@ def told(
 TABLES = {
     "regimes": told(
         "Regimes of the link",
-        partial(of_policies, beside_links, POLICIES),
+        partial(of_found, beside_links, POLICIES),
         partial(beside_vllm, others=(IN_TIME, REBUFFERING)),
         verdicts,
     ),
     "prefixes": told(
         "Requests that begin alike",
-        partial(of_policies, lambda: list(prefixes.regimes()), POLICIES),
+        partial(of_found, lambda: list(prefixes.regimes()), POLICIES),
         partial(beside_vllm, others=(FOUND, number("parks", "parks", 0))),
         verdicts,
     ),
-    "policies": told(
-        "The papers' policies", partial(of_policies, lambda: DECISIVE, OF_THE_PAPERS), table
-    ),
+    "policies": told("The papers' policies", partial(of_policies, DECISIVE, OF_THE_PAPERS), table),
     "joint": told(
         "Sets compared",
-        partial(of_policies, lambda: SETS_COMPARED, ("vllm", "joint")),
+        partial(of_policies, SETS_COMPARED, ("vllm", "joint")),
         partial(side_by_side, policies=("vllm", "joint")),
     ),
     "alpha": told(
         "Late tokens that plans may allow",
-        partial(of_policies, named("OrbitFlow, load", "bench "), ORBITFLOW),
+        partial(of_found, named("OrbitFlow, load", "bench "), ORBITFLOW),
         partial(side_by_side, policies=ORBITFLOW),
     ),
     "host-room": told("Room on the host", with_host, partial(crossed, title="policy")),
     "sessions": told(
         "Agents that wait for tools",
-        partial(of_policies, lambda: list(sessions.regimes()), sessions.POLICIES),
+        partial(of_found, lambda: list(sessions.regimes()), sessions.POLICIES),
         sessions.table,
         sessions.verdicts,
         sessions.DEFINITIONS,
     ),
     "people": told(
         "Agents beside people",
-        partial(of_policies, lambda: list(beside_people.regimes()), beside_people.POLICIES),
+        partial(of_found, lambda: list(beside_people.regimes()), beside_people.POLICIES),
         beside_people.table,
         beside_people.verdicts,
         beside_people.DEFINITIONS,
@@ -212,6 +190,10 @@ TABLES = {
         measure=readers_per_gpu.measured,
         table=readers_per_gpu.table,
     ),
+    **{
+        name: told(one.title, partial(one.measured, of_policies), one.write, verdicts)
+        for name, one in READING_TABLES.items()
+    },
     "ablation": told("One rule out of force", without_rules, partial(crossed, title="without")),
 }
 

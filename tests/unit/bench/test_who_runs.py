@@ -1,6 +1,8 @@
 """Rows of `bench.who_runs`."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,15 @@ from bench.document import around_table
 from bench.who_runs import ablation, beside_people, sessions
 from bench.who_runs.__main__ import mean_of, measured, run
 from bench.who_runs.pages import FOUND, TABLES, beside_vllm, crossed, side_by_side
+from bench.who_runs.reading_tables import READING_TABLES
 from bench.who_runs.regimes import all_regimes
 
 RESULTS = Path(__file__).parents[3] / "docs/results"
-PAGES = {"joint": "policies.md", "people": "sessions.md"}  # of tables that are not their page's own
+PAGES = {  # of tables that are not their page's own
+    "joint": "policies.md",
+    "people": "sessions.md",
+    **dict.fromkeys(READING_TABLES, "reading.md"),
+}
 
 
 def test_a_count_that_one_seed_alone_has_is_nothing_in_the_others() -> None:
@@ -169,6 +176,47 @@ def test_policies_stand_below_each_other_and_regimes_beside() -> None:
         ["a", "1.0; - / 100 / 1.00; 2.0 / 1.0 / 4.0", "1.0; 99.00 / 100 / 1.00; 2.0 / 1.0 / 4.0"],
         ["b", *2 * ["1.0; 99.00 / 100 / 1.00; 2.0 / 1.0 / 4.0"]],
     ]
+
+
+def of_rate(policy: str, rate: str, tokens_per_s: float, ttft_s: float) -> dict[str, object]:
+    found = row(policy, tokens_per_s, ttft_s=ttft_s, ttft_p99_s=9.0)
+    return {**found, "regime": f"reading: p, load 1.0, {rate}"}
+
+
+def test_readers_of_each_rate_are_in_one_line_beside_vllm() -> None:
+    rows = [
+        *(of_rate("vllm", "5/s", 100.0, 4.0), of_rate("vllm@0.02", "5/s", 90.0, 1.0)),
+        *(of_rate("evenflow", "4/s", 101.0, 1.0), of_rate("evenflow", "5/s", 102.0, 2.0)),
+    ]
+
+    header, line = READING_TABLES["reading-rates"].write(rows)
+
+    assert dict(zip(header, line, strict=True)) == {
+        "regime (lambda)": "p, load 1.0 (2.5 %)",
+        "TTFT, `vllm`": "4.00 / 9.0",
+        "4/s": "1.00 / 9.0; 1.010",
+        "5/s": "2.00 / 9.0; 1.020",
+        **dict.fromkeys(["6/s", "8/s", "12/s", "20/s"], "-"),
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in READING_TABLES if name != "reading-rates"])
+def test_each_table_of_readers_has_a_line_for_each_regime(name: str) -> None:
+    kinds = {"people_within_slo": 0.5, "people_ttft_s": 1.0, "agents_ttft_s": 1.0}
+    more = {**kinds, "agents_e2e_s": 9.0, "unread": 0.2, "unmade": 0.1, "read_tokens_per_s": 7.0}
+    fluid = {"fluid_ttft_p50_s": 0.4, "fluid_ttft_p99_s": 2.0, "ttft_p99_s": 8.0}
+    table = READING_TABLES[name]
+
+    def rows(regimes: Sequence[str], policies: Sequence[str]) -> list[dict[str, object]]:
+        made = product(regimes, policies)
+        return [{**row(policy, 1.0, **more, **fluid), "regime": one} for one, policy in made]
+
+    header, *lines = table.write(table.measured(rows))
+
+    assert [line[0] for line in lines] == [
+        f"{one.removeprefix('reading: ')} (2.5 %)" for one in table.regimes()
+    ]
+    assert {len(line) for line in lines} == {len(header)}
 
 
 @pytest.mark.parametrize("name", TABLES)
