@@ -305,7 +305,7 @@ def _rounded(logprobs: dict[str, Any]) -> str:
 
 
 def _counts(usage: dict[str, Any]) -> dict[str, Any]:
-    """Return the counts of tokens, but of what was cached: that depends on what was asked before."""
+    """Return the counts of tokens but of those cached, which what was asked before decides."""
     return {
         name: one
         for name, one in usage.items()
