@@ -272,7 +272,9 @@ def _said(event: dict[str, Any]) -> Said:
         case "content_block_delta":
             said.append(("text", json.dumps(event["delta"])))
         case "message_delta":
-            said.append(("end", json.dumps([event["delta"], _counts(event["usage"])])))
+            usage = event["usage"]  # input tokens are those that were not cached
+            read = sum(one or 0 for name, one in usage.items() if name.endswith("input_tokens"))
+            said.append(("end", json.dumps([event["delta"], read, usage["output_tokens"]])))
     return said
 
 

@@ -70,10 +70,10 @@ def _delay(
         choices.append(cheapest_resume(parked, engine))
         return way
 
-    scheduler, through = drive.scheduler, drive.scheduler.transfers.write_through
+    scheduler = drive.scheduler
     name = drive.start(num_tokens, num_output=8 * WINDOW)
     others = [drive.start(64, num_output=400) for _ in range(num_others)]
-    while drive.num_output(name) < 4 or through.is_busy:
+    while not drive.is_copied(name):
         drive.step()
     park(scheduler, name)
     while scheduler.requests[name] in scheduler.running:

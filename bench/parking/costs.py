@@ -14,6 +14,7 @@ from bench.layerwise._common import batch, decode_times, median_of
 from lab.engine.orders import forget_free_blocks, park, resume
 from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from services.executor.kv_options import KVOptions
+from services.executor.scheduler.step_watch import has_caught_up
 from services.placement.run.resume import ResumeWay
 
 LINK_BYTES_PER_S = 2e8
@@ -67,6 +68,10 @@ class Drive:
     def num_output(self, name: str) -> int:
         return int(self.scheduler.requests[name].num_output_tokens)
 
+    def is_copied(self, name: str) -> bool:
+        """Say whether a request is in the pool and on the host, but for its newest blocks."""
+        return self.num_output(name) >= 4 and has_caught_up(self.scheduler.records[name].kv)
+
     def end_all(self) -> None:
         self.runner.engine.abort_request(list(self.scheduler.requests))
         while self.runner.engine.has_unfinished_requests():
@@ -74,12 +79,11 @@ class Drive:
 
     def trip(self, num_tokens: int, way: ResumeWay) -> Trip:
         """Park one request among others, and bring it back."""
-        control, through = self.scheduler.control, self.scheduler.transfers.write_through
-        control.resumes.choose_way = lambda parked, engine: way
+        self.scheduler.control.resumes.choose_way = lambda parked, engine: way
         name = self.start(num_tokens)
         for _ in range(COMPANIONS):
             self.start(64, num_output=400)
-        while self.num_output(name) < 4 or through.is_busy:
+        while not self.is_copied(name):
             self.step()
         began_s = time.perf_counter()
         park(self.scheduler, name)
