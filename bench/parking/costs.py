@@ -14,7 +14,6 @@ from bench.layerwise._common import batch, decode_times, median_of
 from lab.engine.orders import forget_free_blocks, park, resume
 from lab.engine.step_runner import Arrival, EngineCase, StepRunner, make_prompt
 from services.executor.kv_options import KVOptions
-from services.executor.scheduler.step_watch import has_caught_up
 from services.placement.run.resume import ResumeWay
 
 LINK_BYTES_PER_S = 2e8
@@ -69,8 +68,11 @@ class Drive:
         return int(self.scheduler.requests[name].num_output_tokens)
 
     def is_copied(self, name: str) -> bool:
-        """Say whether a request is in the pool and on the host, but for its newest blocks."""
-        return self.num_output(name) >= 4 and has_caught_up(self.scheduler.records[name].kv)
+        """Say whether a request that decodes is on the host, too, but for its newest block."""
+        kv = self.scheduler.records[name].kv
+        if kv is None or self.num_output(name) < 4:
+            return False
+        return bool(kv.num_host_blocks >= max(1, kv.num_full_blocks - 1))
 
     def end_all(self) -> None:
         self.runner.engine.abort_request(list(self.scheduler.requests))

@@ -73,7 +73,7 @@ class StepWatch:
             if record.stage is Stage.PREFILL and request.num_computed_tokens >= request.num_tokens:
                 record.stage = Stage.DECODES
                 yield Trigger.PREFILLED
-            if record.stage is Stage.DECODES and has_caught_up(record.kv):
+            if record.stage is Stage.DECODES and _has_caught_up(record.kv):
                 record.stage = Stage.MIRRORED
                 if record.kv is not None and record.kv.mirrored:
                     yield Trigger.MIRRORED
@@ -92,7 +92,7 @@ def _num_pairs(output: "SchedulerOutput", chunks: Mapping[str, int]) -> int:
     return sum(chunk * computed[name] + chunk * (chunk + 1) // 2 for name, chunk in chunks.items())
 
 
-def has_caught_up(kv: RequestKV | None) -> bool:
+def _has_caught_up(kv: RequestKV | None) -> bool:
     """Return whether the host copy, if there is one, lacks the newest blocks at most."""
     if kv is None or not kv.mirrored:
         return True

@@ -16,8 +16,8 @@ class StallLimits:
 
 
 class Heartbeat:
-    """Looked at every `CHECK_INTERVAL_S`. A look that comes late says nothing of the executor: what
-    it has sent may not have been read yet.
+    """Looked at every `CHECK_INTERVAL_S`. The time by which a look comes late, if it is as much
+    again, does not count: what the executor sent in it may not have been read yet.
     """
 
     def __init__(self, limits: StallLimits, now_s: float) -> None:
@@ -37,12 +37,12 @@ class Heartbeat:
         """Return what is wrong, if anything is. `is_live`: the executor has requests of this
         gateway; `is_waited_for`: a reader waits for one of them.
         """
-        is_late = now_s - self._checked_s > 2 * CHECK_INTERVAL_S
+        late_s = now_s - self._checked_s - CHECK_INTERVAL_S
         self._checked_s = now_s
-        if is_late or not is_live:
-            self._frame_s = now_s
-        if is_late or not is_waited_for:
-            self._step_s = now_s
+        if late_s <= CHECK_INTERVAL_S:
+            late_s = 0.0
+        self._frame_s = min(now_s, self._frame_s + late_s) if is_live else now_s
+        self._step_s = min(now_s, self._step_s + late_s) if is_waited_for else now_s
         if self._num_steps is None:
             return None
         if now_s - self._frame_s > self._limits.link_s:

@@ -77,9 +77,28 @@ def test_an_engine_that_makes_steps_or_need_not_is_none() -> None:
     assert watched.looked_at(1.0, steps=9)
 
 
-def test_a_look_that_comes_late_begins_anew() -> None:
+def test_the_time_by_which_a_look_comes_late_does_not_count() -> None:
     watched = Watched()
     watched.looked_at(1.0, steps=1)
     watched.now_s += 100.0
-    assert not watched.looked_at(3.5, steps=None)
+    assert not watched.looked_at(3.0, steps=None)
     assert watched.looked_at(0.5, steps=None)
+
+
+def test_silence_is_a_fault_though_each_look_comes_late() -> None:
+    watched = Watched()
+    watched.looked_at(1.0, steps=1)
+    faults = []
+    for _ in range(7):
+        watched.now_s += 2.0
+        faults.append(watched.looked_at(CHECK_INTERVAL_S, steps=None))
+    assert [bool(fault) for fault in faults] == [False] * 6 + [True]
+
+
+def test_what_is_read_behind_a_late_look_is_news() -> None:
+    watched = Watched()
+    watched.looked_at(1.0, steps=1)
+    for steps in range(2, 30):
+        watched.now_s += 2.5
+        assert not watched.looked_at(CHECK_INTERVAL_S, steps=None)
+        assert not watched.looked_at(CHECK_INTERVAL_S, steps=steps)
