@@ -307,7 +307,7 @@ def _rounded(logprobs: dict[str, Any]) -> str:
 
 
 def _counts(usage: dict[str, Any]) -> dict[str, Any]:
-    """Return the counts of tokens but of those cached, which what was asked before decides."""
+    """Return the counts of tokens, but not of cached ones, which depend on earlier requests."""
     return {
         name: one
         for name, one in usage.items()
