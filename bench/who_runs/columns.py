@@ -24,6 +24,10 @@ def number(title: str, name: str, decimals: int, scale: float = 1.0) -> Column:
     return Column(title, lambda row: f"{scale * row[name]:,.{decimals}f}" if name in row else "-")
 
 
+IN_TIME = number("in time, %", "tbt_deposit", 2, 100)
+REBUFFERING = number("rebuffering, %", "rebuffering", 2, 100)
+
+
 def regime_of(row: Row) -> str:
     percent = 100 * row["lambda"]
     return f"{row['regime']} ({percent:.{1 if percent < 10 else 0}f} %)"

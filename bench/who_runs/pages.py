@@ -18,7 +18,7 @@ from bench.who_runs.__main__ import (
     verdicts,
 )
 from bench.who_runs.beside_best import TOKENS, in_turn, pairs, ratio, tokens_of_setting
-from bench.who_runs.columns import Column, number, regime_of
+from bench.who_runs.columns import IN_TIME, REBUFFERING, Column, number, regime_of
 from bench.who_runs.reading_tables import READING_TABLES
 from bench.who_runs.regimes import links
 
@@ -42,9 +42,7 @@ SHORT_OF_ROOM = (
 
 
 TTFT = number("TTFT mean, s", "ttft_s", 2)
-IN_TIME = number("in time, %", "tbt_deposit", 2, 100)
 TPOT_MET = number("TPOT met, %", "tpot_deposit", 0, 100)
-REBUFFERING = number("rebuffering, %", "rebuffering", 2, 100)
 FOUND = number("found, %", "cached", 0, 100)
 
 

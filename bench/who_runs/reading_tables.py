@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bench.document import Row
 from bench.who_runs.beside_best import VLLM, in_turn, pairs, ratio, tokens_of_setting
-from bench.who_runs.columns import number, regime_of
+from bench.who_runs.columns import IN_TIME, REBUFFERING, Column, number, regime_of
 from bench.who_runs.reading import RATES_TPS, regimes
 
 RATE = ", 5/s"  # of all tables but the last
@@ -13,12 +13,6 @@ BURST_RATES = (", 5/s", ", 8/s", ", 20/s")
 
 Pair = tuple[Row, Row]  # vLLM's and ours
 Cell = tuple[str, Callable[[Pair], str]]  # a column's title, and what it says
-IN_TIME = number("in time, %", "tbt_deposit", 2, 100)
-WITHIN_SLO = number("people within 2 s, %", "people_within_slo", 0, 100)
-REBUFFERING = number("rebuffering, %", "rebuffering", 2, 100)
-NEVER_READ = number("never read, %", "unread", 1, 100)
-NEVER_MADE = number("never made, %", "unmade", 1, 100)
-READ_TOKENS = number("tokens/s that were read", "read_tokens_per_s", 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +83,12 @@ def _ttft(row: Row) -> str:
     return f"{row['ttft_s']:.2f} / {row['ttft_p50_s']:.2f} / {row['ttft_p99_s']:.1f}"
 
 
-def _both(write: Callable[[Row], str]) -> Callable[[Pair], str]:
-    return lambda pair: f"{write(pair[0])} → {write(pair[1])}"
-
-
-def _mean(name: str, decimals: int = 2) -> Callable[[Pair], str]:
-    return _both(number("", name, decimals).write)
+def _both(column: Column) -> Cell:
+    return column.title, lambda pair: f"{column.write(pair[0])} → {column.write(pair[1])}"
 
 
 TOKENS: tuple[Cell, ...] = (
-    ("tokens/s", _both(tokens_of_setting)),
+    _both(Column("tokens/s", tokens_of_setting)),
     ("ratio", lambda pair: ratio(pair, "tokens_per_s")),
 )
 TTFTS: tuple[Cell, ...] = (
@@ -106,7 +96,7 @@ TTFTS: tuple[Cell, ...] = (
     ("`evenflow`", lambda pair: _ttft(pair[1])),
 )
 REST: tuple[Cell, ...] = (
-    (REBUFFERING.title, _both(REBUFFERING.write)),
+    _both(REBUFFERING),
     ("parks", lambda pair: f"{pair[1]['parks']:.0f}"),
 )
 STEADY = lined(
@@ -133,18 +123,18 @@ OF_BURSTS = lined(
 BESIDE_AGENTS = lined(
     (
         *TOKENS,
-        (WITHIN_SLO.title, _both(WITHIN_SLO.write)),
-        ("people's TTFT", _mean("people_ttft_s")),
-        ("agents' TTFT", _mean("agents_ttft_s")),
-        ("agents' end, s", _mean("agents_e2e_s", 1)),
+        _both(number("people within 2 s, %", "people_within_slo", 0, 100)),
+        _both(number("people's TTFT", "people_ttft_s", 2)),
+        _both(number("agents' TTFT", "agents_ttft_s", 2)),
+        _both(number("agents' end, s", "agents_e2e_s", 1)),
         ("ratio", lambda pair: ratio(pair, "agents_e2e_s")),
     )
 )
 OF_LEAVERS = lined(
     (
-        (READ_TOKENS.title, _both(READ_TOKENS.write)),
-        (NEVER_READ.title, _both(NEVER_READ.write)),
-        (NEVER_MADE.title, _both(NEVER_MADE.write)),
+        _both(number("tokens/s that were read", "read_tokens_per_s", 0)),
+        _both(number("never read, %", "unread", 1, 100)),
+        _both(number("never made, %", "unmade", 1, 100)),
         *TTFTS,
     )
 )

@@ -59,7 +59,9 @@ def _count_returned(scheduler_stats: Any) -> None:
     """
     caches = (scheduler_stats.prefix_cache_stats, scheduler_stats.connector_prefix_cache_stats)
     asked = [cache for cache in caches if cache is not None and cache.preempted_queries]
-    num_tokens = max((cache.preempted_queries for cache in asked), default=0)
+    if not asked:
+        return
+    num_tokens = max(cache.preempted_queries for cache in asked)
     num_found = sum(cache.preempted_hits for cache in asked)
     metrics.RETURNED_TOKENS.labels("found").inc(num_found)
     metrics.RETURNED_TOKENS.labels("computed").inc(num_tokens - num_found)
