@@ -123,7 +123,7 @@ test-executors: $(STACK_NEEDS) ## executors in processes of their own
 test-chaos: $(STACK_NEEDS) ## whatever dies, hangs, ends and is cut off at random, under many requests
 	$(PYTEST) $(JUNIT)/chaos.xml --numprocesses=2 --dist=loadfile tests/chaos
 
-test-nodes: $(EXACT_NEEDS) ## engines over two network namespaces (root; 15 minutes): tokens are those of one process, nodes end with each other
+test-nodes: $(EXACT_NEEDS) ## engines over two network namespaces (root; 20 minutes): tokens are those of one process, nodes end with each other
 	$(PYTEST) $(JUNIT)/nodes.xml -s tests/nodes
 
 test-chart: $(if $(PREPARED),,setup chart-tools) ## the Helm chart: rendered, held against Kubernetes' schemas and the services' settings

@@ -1180,8 +1180,8 @@ MUTATIONS = (
     Mutation(
         "sampled requests with drafts take their temperature from anywhere on a CPU",
         f"{EXECUTOR}/plugin/draft_sampling.py",
-        "        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens\n",
-        "        pass\n",
+        "    rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens\n",
+        "    pass\n",
         ("tests/unit/executor/plugin/test_draft_sampling.py",),
     ),
     Mutation(

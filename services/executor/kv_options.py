@@ -192,6 +192,18 @@ def check_supported(vllm_config: "VllmConfig") -> None:
     _refuse("layer-wise KV", refusals)
 
 
+def check_drafts_supported(vllm_config: "VllmConfig") -> None:
+    """Raise ValueError for drafts beside which vLLM itself computes wrong tokens, if there are."""
+    from vllm.platforms import current_platform
+
+    model = vllm_config.model_config
+    if vllm_config.speculative_config is None or not current_platform.is_cpu():
+        return
+    why = "on a CPU, where vLLM's kernels for it take no drafts and compute wrong tokens"
+    refusals = {f"a model with states {why}": model.is_hybrid, f"MLA {why}": model.use_mla}
+    _refuse("speculative decoding", refusals)
+
+
 def check_nodes_supported(vllm_config: "VllmConfig") -> None:
     """Raise ValueError naming the first option that does not work with several nodes, if there are.
 
@@ -202,7 +214,8 @@ def check_nodes_supported(vllm_config: "VllmConfig") -> None:
     parallel, model = vllm_config.parallel_config, vllm_config.model_config
     if parallel.nnodes == 1:
         return
-    cache_dtype = vllm_config.cache_config.cache_dtype
+    cache_dtype, drafts = vllm_config.cache_config.cache_dtype, vllm_config.speculative_config
+    has_stages = parallel.pipeline_parallel_size > 1
     refusals = {
         f"the device {current_platform.device_name}, only with CPU": not current_platform.is_cpu(),
         f"distributed_executor_backend={parallel.distributed_executor_backend}, only with mp": (
@@ -213,15 +226,16 @@ def check_nodes_supported(vllm_config: "VllmConfig") -> None:
         "decode_context_parallel_size": parallel.decode_context_parallel_size > 1,
         "prefill_context_parallel_size": parallel.prefill_context_parallel_size > 1,
         "enable_dbo": parallel.enable_dbo,
-        "experts": model.is_moe,
         "adapters": vllm_config.lora_config is not None,
-        "speculative decoding": vllm_config.speculative_config is not None,
         "a quantised model": model.quantization is not None,
         f"kv_cache_dtype={cache_dtype}": cache_dtype.startswith("fp8"),
-        "MLA": model.use_mla,
         "a model of more than text": model.is_multimodal_model,
         "an encoder-decoder model": model.is_encoder_decoder,
-        "a model with sliding windows or states": keeps_less_kv(vllm_config),
+        "pipeline stages and a model with states": has_stages and model.is_hybrid,
+        "pipeline stages and speculative decoding": has_stages and drafts is not None,
+        f"speculative decoding by {drafts and drafts.method}, only by {', '.join(DRAFTS)}": (
+            drafts is not None and drafts.method not in DRAFTS
+        ),
     }
     _refuse("an engine over several nodes", refusals)
 

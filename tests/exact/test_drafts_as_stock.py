@@ -1,13 +1,21 @@
 """As many drafts are accepted as by stock vLLM, which is given the same, where all run on."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 
 from lab.drafts import save_draft_model, save_eagle_head
-from lab.engine.step_runner import StepRunner, stock
+from lab.engine.step_runner import (
+    Arrival,
+    EngineCase,
+    Outcome,
+    StepRunner,
+    first_difference,
+    stock,
+)
 from lab.engine.workloads import churn, mixed
 from lab.known_drafts import KNOWN, known_drafts
 from tests.exact.cases import make_case
@@ -18,6 +26,7 @@ from tests.exact.drafts import (
     known_answers,
 )
 from tests.exact.kinds import kind_case, start
+from tests.exact.latent_cases import latent_case
 
 # Engines run in this process: their warnings are not ours to fail on.
 pytestmark = [
@@ -103,3 +112,27 @@ def test_drafts_of_a_head_beside_windows(tmp_path: Path, monkeypatch: pytest.Mon
 
     assert len(found[0]) >= 100
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("case", [kind_case("granite4"), latent_case()], ids=["states", "MLA"])
+def test_stock_vllm_computes_wrong_tokens_on_a_cpu_beside_states_and_mla(
+    case: EngineCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why `check_drafts_supported` refuses them: where this fails, vLLM has mended it."""
+    asked = mixed(8)[:1]  # alone, so that no answer depends on who else is in a step
+    expected, with_drafts = (
+        run_alone(stock(replace(case, speculative=speculative)), asked, monkeypatch)
+        for speculative in (None, known_drafts(num_drafts=3))
+    )
+
+    different = first_difference(expected, with_drafts)
+    assert different == {asked[0].request_id: 1}
+
+
+def run_alone(case: EngineCase, asked: list[Arrival], patch: pytest.MonkeyPatch) -> Outcome:
+    patch.setattr(KNOWN, "answers", {tuple(asked[0].prompt): [11] * 900})  # wrong ones
+    runner = start(case)
+    try:
+        return runner.run(asked, check=False)
+    finally:
+        runner.close()

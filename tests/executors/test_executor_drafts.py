@@ -1,8 +1,9 @@
-"""A real executor with drafts beside layer-wise KV: stock vLLM's tokens; what drafts exclude."""
+"""Real executors with drafts: stock vLLM's tokens; what drafts exclude."""
 
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from lab.executor_client import GatewayStream
 from lab.stack.executor_process import ExecutorProcess
 from tests.executor_stock import stock_answers
-from tests.stock_requests import PROMPT, TOO_LONG
+from tests.stock_requests import PROMPT, STREAM, TOO_LONG
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(3_600)]
 
@@ -58,3 +59,35 @@ async def test_what_vllm_does_not_do_beside_drafts_is_refused_by_name(
     assert answer.reject_code == "INVALID_ARGUMENT"
     assert answer.rejected is not None
     assert answer.rejected.field == next(iter(asked))
+
+
+@pytest.fixture
+def plain_executor(tmp_path: Path) -> Iterator[ExecutorProcess]:
+    """One with vLLM's own KV."""
+    process = ExecutorProcess(
+        tmp_path / "executor.log",
+        ENGINE_ARGS=json.dumps(["--speculative-config", json.dumps(DRAFTS)]),
+    )
+    with process.serving():
+        yield process
+
+
+async def test_a_sampled_request_leaves_the_tokens_of_others_alone_with_vllms_kv(
+    plain_executor: ExecutorProcess,
+) -> None:
+    """Neither is a step's sampling read from memory that nothing was written to."""
+    expected = await asyncio.to_thread(stock_answers, "stream")
+    names = ("greedy", "greedy-long")
+    async with GatewayStream(plain_executor.address) as gateway:
+        sampled = [
+            gateway.ask(f"sampled-{n}", text=PROMPT, sampling={"temperature": 1, "max_tokens": 200})
+            for n in range(2)
+        ]
+        greedy = [
+            gateway.ask(name, text=STREAM[name]["prompt"], sampling=STREAM[name]["sampling"])
+            for name in names
+        ]
+        *others, first, second = await asyncio.gather(*sampled, *greedy)
+
+    assert [answer.ids for answer in (first, second)] == [expected[name]["ids"] for name in names]
+    assert all(len(set(answer.ids)) > 10 for answer in others)

@@ -30,6 +30,7 @@ from services.executor.kv_options import (
     DRAFTS_WITH_KV,
     KVOptions,
     caches_prefixes,
+    check_drafts_supported,
     check_nodes_supported,
     check_supported,
     check_uncached_supported,
@@ -111,11 +112,8 @@ def over_nodes() -> Any:
         ("parallel_config", "distributed_executor_backend", "ray", "distributed_executor_backend"),
         ("cache_config", "cache_dtype", "fp8", "kv_cache_dtype=fp8"),
         ("model_config", "quantization", "awq", "a quantised model"),
-        ("model_config", "is_moe", True, "experts"),
-        ("model_config", "use_mla", True, "MLA"),
         ("model_config", "is_multimodal_model", True, "a model of more than text"),
         ("model_config", "is_encoder_decoder", True, "an encoder-decoder model"),
-        ("model_config", "is_hybrid", True, "a model with sliding windows or states"),
     ],
 )
 def test_what_was_not_compared_over_nodes_is_refused_by_name(
@@ -129,14 +127,46 @@ def test_what_was_not_compared_over_nodes_is_refused_by_name(
         check_nodes_supported(over_nodes)
 
 
-@pytest.mark.parametrize("name", ["lora_config", "speculative_config"])
-def test_adapters_and_drafts_over_nodes_are_refused(
-    over_nodes: Any, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize(
+    ("kind", "named"), [("is_hybrid", "a model with states"), ("use_mla", "MLA")]
+)
+def test_drafts_beside_which_vllm_computes_wrong_tokens_are_refused_on_a_cpu(
+    config: Any, monkeypatch: pytest.MonkeyPatch, kind: str, named: str
 ) -> None:
-    check_nodes_supported(over_nodes)
-    monkeypatch.setattr(over_nodes, name, SimpleNamespace(method="ngram"))
+    monkeypatch.setattr(config, "speculative_config", drafting("ngram"))
+    check_drafts_supported(config)
+    monkeypatch.setattr(type(config.model_config), kind, True)
 
-    with pytest.raises(ValueError, match=r"adapters|speculative decoding"):
+    with pytest.raises(ValueError, match=f"decoding does not work with {named} on a CPU"):
+        check_drafts_supported(config)
+    monkeypatch.setattr(current_platform, "is_cpu", lambda: False)
+    check_drafts_supported(config)
+
+
+def test_adapters_over_nodes_are_refused(over_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_nodes_supported(over_nodes)
+    monkeypatch.setattr(over_nodes, "lora_config", SimpleNamespace())
+
+    with pytest.raises(ValueError, match="adapters"):
+        check_nodes_supported(over_nodes)
+
+
+def test_states_and_drafts_over_nodes_take_no_pipeline_stages(
+    over_nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts = SimpleNamespace(method="ngram")
+    monkeypatch.setattr(over_nodes, "speculative_config", drafts)
+    check_nodes_supported(over_nodes)
+    with monkeypatch.context() as in_stages:
+        in_stages.setattr(over_nodes.parallel_config, "pipeline_parallel_size", 2)
+        with pytest.raises(ValueError, match="pipeline stages and speculative decoding"):
+            check_nodes_supported(over_nodes)
+        in_stages.setattr(type(over_nodes.model_config), "is_hybrid", True)
+        with pytest.raises(ValueError, match="pipeline stages and a model with states"):
+            check_nodes_supported(over_nodes)
+    drafts.method = "medusa"
+
+    with pytest.raises(ValueError, match="speculative decoding by medusa, only by ngram"):
         check_nodes_supported(over_nodes)
 
 

@@ -1,10 +1,12 @@
 """An engine over two nodes: its leader here, its follower in the namespace."""
 
+import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import grpc
 import psutil
@@ -14,6 +16,9 @@ from lab.stack.executor_process import ExecutorProcess
 from tests.nodes.network import LEADER_HOST, WITHIN, network
 from tests.nodes.strict_kv import ALONE, PATIENCE_S
 
+# vLLM's eager mode does not warm up the later stages on a CPU.
+STAGE_ARGUMENTS = ("--compilation-config", '{"mode": 2, "backend": "eager"}')
+WITH_STAGES: dict[str, object] = {"ENFORCE_EAGER": 0, "ENGINE_ARGS": json.dumps(STAGE_ARGUMENTS)}
 STRICT = ("tests.nodes.strict_leader", "tests.nodes.strict_follower")
 
 
@@ -25,16 +30,17 @@ class Group:
         folder: Path,
         *,
         of_follower: dict[str, object] | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
         **settings: object,
     ) -> None:
-        """`of_follower`: settings that it has instead."""
+        """`of_follower`: settings that it has instead. `environment`: more of it, on both."""
         alone = {ALONE: "yes"} if "EVENFLOW_TEST_END_S" in os.environ else {}
         if not alone:
             settings = {"GRPC_KEEPALIVE_S": PATIENCE_S, **settings}
         self.leader = ExecutorProcess(
             folder / "leader.log",
             module=STRICT[0],
-            environment=alone,
+            environment={**alone, **environment},
             HOST="0.0.0.0",
             NODES=2,
             **settings,
@@ -45,7 +51,7 @@ class Group:
         self.follower = ExecutorProcess(
             folder / "follower.log",
             module=STRICT[1],
-            environment=alone,
+            environment={**alone, **environment},
             within=WITHIN,
             **{**shared, "NODE_RANK": 1},
         )

@@ -1,12 +1,10 @@
 """Engines over two nodes: tokens are those of one process, and nodes end with each other."""
 
 import asyncio
-import json
 import os
 import signal
 import time
-import urllib.request
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -16,9 +14,8 @@ import pytest
 
 from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.engine.conversations import conversations
-from lab.engine.step_runner import Arrival
 from lab.engine.workloads import mixed
-from lab.executor_client import ANSWER_TIMEOUT_S, Answer, GatewayStream
+from lab.executor_client import GatewayStream
 from lab.stack.executor_process import ExecutorProcess
 from lab.stack.processes import EXIT_TIMEOUT_S, assert_gone
 from services.executor.nodes.types import LOST_EXIT_CODE
@@ -26,7 +23,8 @@ from services.kit.settings import BAD_SETTINGS_EXIT_CODE
 from tests.exact.cases import make_case
 from tests.exact.reference import reference
 from tests.nodes import network
-from tests.nodes.group import Group, HealthWatch
+from tests.nodes.asking import ask, moved_bytes
+from tests.nodes.group import WITH_STAGES, Group, HealthWatch
 
 WHY_NOT = network.why_not()
 pytestmark = [
@@ -37,11 +35,7 @@ pytestmark = [
 # From a fault to the last process of the group, where nothing else is on the machine (a night: 10).
 END_S = float(os.environ.get("EVENFLOW_TEST_END_S", EXIT_TIMEOUT_S))
 TENSOR: dict[str, Any] = {"TENSOR_PARALLEL_SIZE": 2}
-PIPELINE: dict[str, Any] = {
-    "PIPELINE_PARALLEL_SIZE": 2,
-    "ENFORCE_EAGER": 0,  # vLLM's eager mode does not warm up the later stages on a CPU
-    "ENGINE_ARGS": json.dumps(["--compilation-config", '{"mode": 2, "backend": "eager"}']),
-}
+PIPELINE: dict[str, Any] = {"PIPELINE_PARALLEL_SIZE": 2, **WITH_STAGES}
 LAYERS: dict[str, Any] = {"LAYERWISE_KV": True, "KV_HOST_MEMORY_BYTES": 256 << 20}
 
 
@@ -62,24 +56,6 @@ def engine(parallel: dict[str, Any], *, layerwise: bool) -> dict[str, Any]:
     return settings
 
 
-async def ask(gateway: GatewayStream, arrivals: Sequence[Arrival]) -> dict[str, Answer]:
-    """Return the answers to requests that are all sent at once."""
-    tasks = {
-        arrival.request_id: gateway.ask(
-            arrival.request_id,
-            token_ids=gen.TokenIds(ids=arrival.prompt),
-            cache_salt=arrival.cache_salt,
-            sampling={
-                "temperature": 0,
-                "max_tokens": arrival.num_output_tokens,
-                "ignore_eos": True,
-            },
-        )
-        for arrival in arrivals
-    }
-    return dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
-
-
 async def assert_tokens_of_one_process(gateway: GatewayStream) -> None:
     """Ask all of `mixed` at once, and `conversations` turn by turn."""
     stock = reference("float32")
@@ -96,15 +72,6 @@ async def assert_tokens_of_one_process(gateway: GatewayStream) -> None:
         assert {n: answer.ids for n, answer in answers.items()} == {n: known[n] for n in answers}
         num_cached += sum(answer.ending.num_cached_tokens for answer in answers.values())
     assert num_cached > 0
-
-
-def moved_bytes(group: Group) -> float:
-    """Return the bytes that layer-wise KV has brought back from the hosts of both nodes."""
-    url = f"http://127.0.0.1:{group.leader.metrics_port}/metrics"
-    with urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_S) as page:
-        lines = page.read().decode().splitlines()
-    name = "vllm:evenflow_kv_h2d_bytes_total{"
-    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
 
 
 @dataclass(frozen=True, kw_only=True)

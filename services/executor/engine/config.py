@@ -16,6 +16,7 @@ from services.executor.kv_options import (
     CONFIG_KEY,
     KVOptions,
     UncompiledOptions,
+    check_drafts_supported,
     check_nodes_supported,
     check_supported,
     check_uncached_supported,
@@ -106,6 +107,7 @@ def make_config(settings: ExecutorSettings, *, rendezvous_port: int = 0) -> Vllm
     if settings.uses_layerwise_kv and args.block_size is None and current_platform.is_cuda():
         args.block_size = _block_size_for_copies(args)
     config = args.create_engine_config()
+    check_drafts_supported(config)
     check_nodes_supported(config)
     scheduler = config.scheduler_config
     # Afterwards, because only the finished configuration says which kind vLLM would take.

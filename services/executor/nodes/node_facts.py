@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from services.executor.settings import ExecutorSettings
 
@@ -51,7 +52,10 @@ def facts_of(settings: ExecutorSettings) -> dict[str, str]:
     told = settings.model_dump(mode="json", exclude={*OF_THE_NODE, *PLACES})
     facts = {f"{PREFIX}{name.upper()}": _shown(name, value) for name, value in told.items()}
     for name in PLACES:
-        facts[f"files of {PREFIX}{name.upper()}"] = _digest_at(getattr(settings, name), settings)
+        place = getattr(settings, name)
+        facts[f"files of {PREFIX}{name.upper()}"] = _digest_at(place, settings.revision)
+    drafts = _speculative_config(settings)
+    facts["files of what makes drafts"] = _digest_at(drafts.get("model"), drafts.get("revision"))
     facts |= {f"version of {name}": version(name) for name in LIBRARIES}
     facts["version of vllm"] = _vllm_version()
     facts["version of python"] = ".".join(platform.python_version_tuple()[:2])
@@ -77,13 +81,20 @@ def _shown(name: str, value: object) -> str:
     return sha256(text.encode()).hexdigest()[:16]
 
 
-def _digest_at(name: str | None, settings: ExecutorSettings) -> str:
+def _speculative_config(settings: ExecutorSettings) -> dict[str, Any]:
+    from services.executor.engine.options import read_engine_options
+
+    given = read_engine_options(settings.engine_args) if settings.engine_args else {}
+    return given.get("speculative_config") or {}
+
+
+def _digest_at(name: str | None, revision: str | None) -> str:
     """Return what stands for the files of a model; its name where they are not there yet."""
     from services.executor.engine.fingerprint import digest_of_files, find
 
     if name is None:
         return ""
-    place = find(name, settings.revision, None)
+    place = find(name, revision, None)
     return digest_of_files(place)[:16] if place is not None else f"not on this node: {name}"
 
 

@@ -9,7 +9,7 @@ import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from services.executor.engine.parent_watch import end_with_parent
-from services.executor.plugin import latent_memo, resumed_rows
+from services.executor.plugin import draft_sampling, latent_memo, resumed_rows
 from services.executor.plugin.attention_memo import build_once, install_memo, is_of_one_kind
 from services.executor.plugin.block_tables import StackedBlockTables
 from services.executor.plugin.cpu_executor import nap_between_looks
@@ -22,7 +22,8 @@ class EvenflowCPUWorker(CPUWorker):  # type: ignore[misc]
 
     A seeded request whose prompt comes in chunks: vLLM samples a token after each, drops it, and
     turns the request's generator back, which a CPU's cannot do, and the engine dies. Here such a
-    row draws from the common generator. And the first request with log-probabilities: vLLM
+    row draws from the common generator. A sampled request with drafts, which makes all tokens of
+    its step wrong (`draft_sampling.py`). And the first request with log-probabilities: vLLM
     compiles a function for it, seconds in which no step runs. Eager means eager here.
     """
 
@@ -30,6 +31,7 @@ class EvenflowCPUWorker(CPUWorker):  # type: ignore[misc]
         end_with_parent()
         nap_between_looks()
         allow_tiles()
+        draft_sampling.repair()
         resumed_rows.install(self.vllm_config)
         super().init_device()
 

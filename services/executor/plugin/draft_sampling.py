@@ -6,7 +6,6 @@ requests of a step with a sampled one, greedy ones included.
 """
 
 import torch
-from vllm.platforms import current_platform
 from vllm.v1.sample import rejection_sampler
 
 
@@ -27,6 +26,5 @@ def expand_batch_to_tokens(
 
 
 def repair() -> None:
-    """Let vLLM's sampler of this process have it, on a CPU. Once more changes nothing."""
-    if current_platform.is_cpu():
-        rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens
+    """Let vLLM's sampler of this process have it. Once more changes nothing."""
+    rejection_sampler.expand_batch_to_tokens = expand_batch_to_tokens

@@ -9,7 +9,6 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.spec_decode.draft_model import DraftModelProposer
 
 from services.executor.kv_options import KVOptions, check_supported
-from services.executor.plugin import draft_sampling
 from services.executor.plugin.spec import layer_group_specs
 from services.executor.step_messages import RowEdit, StepTransfers
 
@@ -23,7 +22,6 @@ class LayerwiseWorkerMixin:
     def load_model(self, *args: Any, **kwargs: Any) -> Any:
         config = self.vllm_config  # type: ignore[attr-defined]
         check_supported(config)
-        draft_sampling.repair()
         return super().load_model(*args, **kwargs)  # type: ignore[misc]
 
     def get_kv_cache_spec(self) -> dict[str, Any]:

@@ -28,7 +28,8 @@ def test_what_is_left_out_of_the_comparison_is_a_setting() -> None:
 @pytest.fixture
 def light(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out what imports vLLM, or reads files."""
-    monkeypatch.setattr(node_facts, "_digest_at", lambda name, settings: "files")
+    monkeypatch.setattr(node_facts, "_digest_at", lambda name, revision: f"files of {name}")
+    monkeypatch.setattr(node_facts, "_speculative_config", lambda settings: {})
     monkeypatch.setattr(node_facts, "_vllm_version", lambda: "0")
     monkeypatch.setattr(node_facts, "_code_digest", lambda: "code")
 
@@ -61,3 +62,13 @@ def test_nodes_may_have_their_own_addresses_and_names() -> None:
     of_leader = facts_of(id="a", host="10.0.0.1", grpc_port=1, run_log="/tmp/a", log_level="debug")
 
     assert differences(of_leader, facts_of(id="b"), rank=1) == []
+
+
+@pytest.mark.usefixtures("light")
+def test_nodes_of_other_drafts_differ_in_their_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_leader = facts_of()
+    monkeypatch.setattr(node_facts, "_speculative_config", lambda settings: {"model": "head"})
+
+    (different,) = differences(of_leader, facts_of(), rank=1)
+
+    assert different.startswith("files of what makes drafts is ")

@@ -1,5 +1,6 @@
 """Each request's sampling parameters, once per draft: vLLM's own on a CPU, and what repairs it."""
 
+import pytest
 import torch
 from vllm.platforms import current_platform
 from vllm.utils import cpu_triton_utils
@@ -31,13 +32,9 @@ def test_vllms_own_still_leaves_its_result_as_it_was() -> None:
     assert result.tolist() == [7.0] * 6
 
 
-def test_on_a_cpu_the_sampler_has_it(monkeypatch) -> None:
-    for is_cpu in (False, True):
-        own = object()
-        monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", own)
-        monkeypatch.setattr(current_platform, "is_cpu", lambda is_cpu=is_cpu: is_cpu)
+def test_the_sampler_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", object())
 
-        draft_sampling.repair()
+    draft_sampling.repair()
 
-        expected = draft_sampling.expand_batch_to_tokens if is_cpu else own
-        assert rejection_sampler.expand_batch_to_tokens is expected
+    assert rejection_sampler.expand_batch_to_tokens is draft_sampling.expand_batch_to_tokens
