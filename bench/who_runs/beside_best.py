@@ -1,9 +1,9 @@
 """vLLM at the best of its settings, which `evenflow` is held against in each regime."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from bench.document import Row
-from bench.who_runs.columns import number
+from bench.who_runs.columns import Column, number
 
 VLLM = ("vllm", "vllm@0.02", "vllm@0.05")  # at its watermarks
 TOKENS = number("tokens/s", "tokens_per_s", 1)
@@ -31,10 +31,15 @@ def best_vllm(rows: Sequence[Row]) -> Row:
     return min(near, key=lambda row: row["ttft_s"])
 
 
-def tokens_of_setting(row: Row) -> str:
-    """Write tokens per second, and of vLLM's settings which, where it is not the plain one."""
-    _, _, watermark = row["policy"].partition("@")
-    return TOKENS.write(row) + (f" ({watermark})" if row["policy"] in VLLM and watermark else "")
+def of_setting(column: Column) -> Callable[[Row], str]:
+    """Return what writes a figure, and of vLLM's settings which, where it is not the plain one."""
+
+    def write(row: Row) -> str:
+        _, _, watermark = row["policy"].partition("@")
+        is_set = row["policy"] in VLLM and watermark
+        return column.write(row) + (f" ({watermark})" if is_set else "")
+
+    return write
 
 
 def ratio(pair: tuple[Row, Row], name: str) -> str:

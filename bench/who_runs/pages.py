@@ -17,7 +17,7 @@ from bench.who_runs.__main__ import (
     table,
     verdicts,
 )
-from bench.who_runs.beside_best import TOKENS, in_turn, pairs, ratio, tokens_of_setting
+from bench.who_runs.beside_best import TOKENS, in_turn, of_setting, pairs, ratio
 from bench.who_runs.columns import IN_TIME, REBUFFERING, Column, number, regime_of
 from bench.who_runs.reading_tables import READING_TABLES
 from bench.who_runs.regimes import links
@@ -48,7 +48,7 @@ FOUND = number("found, %", "cached", 0, 100)
 
 def beside_vllm(rows: Sequence[Row], others: Sequence[Column]) -> list[list[str]]:
     """Return `evenflow` beside the best setting of vLLM, each cell theirs → ours."""
-    columns = (Column("tokens/s", tokens_of_setting), TTFT, *others)
+    columns = (Column(TOKENS.title, of_setting(TOKENS)), TTFT, *others)
     ratios = ("tokens_per_s", "ttft_s")  # of the first columns
     titles = [column.title for column in columns]
     lines = [["regime (lambda)", titles[0], "ratio", titles[1], "ratio", *titles[2:]]]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bench.document import Row
-from bench.who_runs.beside_best import VLLM, in_turn, pairs, ratio, tokens_of_setting
+from bench.who_runs.beside_best import TOKENS, VLLM, in_turn, of_setting, pairs, ratio
 from bench.who_runs.columns import IN_TIME, REBUFFERING, Column, number, regime_of
 from bench.who_runs.reading import RATES_TPS, regimes
 
@@ -87,8 +87,13 @@ def _both(column: Column) -> Cell:
     return column.title, lambda pair: f"{column.write(pair[0])} → {column.write(pair[1])}"
 
 
-TOKENS: tuple[Cell, ...] = (
-    _both(Column("tokens/s", tokens_of_setting)),
+def _beside(column: Column) -> Cell:
+    """Return both, with vLLM's setting."""
+    return _both(Column(column.title, of_setting(column)))
+
+
+THROUGHPUT: tuple[Cell, ...] = (
+    _beside(TOKENS),
     ("ratio", lambda pair: ratio(pair, "tokens_per_s")),
 )
 TTFTS: tuple[Cell, ...] = (
@@ -101,7 +106,7 @@ REST: tuple[Cell, ...] = (
 )
 STEADY = lined(
     (
-        *(*TOKENS, *TTFTS),
+        *(*THROUGHPUT, *TTFTS),
         (
             "mean, P99 to `vllm`'s",
             lambda pair: f"{ratio(pair, 'ttft_s')} / {ratio(pair, 'ttft_p99_s')}",
@@ -112,7 +117,7 @@ STEADY = lined(
 )
 OF_BURSTS = lined(
     (
-        *(*TOKENS, *TTFTS),
+        *(*THROUGHPUT, *TTFTS),
         (
             "fluid, P50 / P99",
             lambda pair: f"{pair[1]['fluid_ttft_p50_s']:.1f} / {pair[1]['fluid_ttft_p99_s']:.1f}",
@@ -122,7 +127,7 @@ OF_BURSTS = lined(
 )
 BESIDE_AGENTS = lined(
     (
-        *TOKENS,
+        *THROUGHPUT,
         _both(number("people within 2 s, %", "people_within_slo", 0, 100)),
         _both(number("people's TTFT", "people_ttft_s", 2)),
         _both(number("agents' TTFT", "agents_ttft_s", 2)),
@@ -132,7 +137,7 @@ BESIDE_AGENTS = lined(
 )
 OF_LEAVERS = lined(
     (
-        _both(number("tokens/s that were read", "read_tokens_per_s", 0)),
+        _beside(number("tokens/s that were read", "read_tokens_per_s", 0)),
         _both(number("never read, %", "unread", 1, 100)),
         _both(number("never made, %", "unmade", 1, 100)),
         *TTFTS,
