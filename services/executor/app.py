@@ -27,10 +27,11 @@ from services.executor.serving.accounts import Accounts
 from services.executor.serving.front import Front
 from services.executor.serving.tracker_client import TrackerClient
 from services.executor.settings import ExecutorSettings, prepare_engine_environment
+from services.executor.types import UnsupportedError
 from services.kit import clock
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
-from services.kit.settings import load, refuse
+from services.kit.settings import BAD_SETTINGS_EXIT_CODE, load, refuse
 from services.kit.telemetry import log, metrics
 from services.kit.telemetry.tracing import Tracing
 
@@ -70,10 +71,9 @@ async def serve(settings: ExecutorSettings) -> int:
 
     try:
         engine = await _load_engine(settings, group, stop)
-    except NodesError as error:
-        logger.error("nodes_not_gathered", reason=str(error))
+    except (NodesError, UnsupportedError) as error:
         await server.drain(LAST_FRAMES_TIMEOUT_S)
-        return error.exit_code
+        return _said(error)
     front.serve(engine)
     await server.mark_serving()
     lease = _start_lease(settings, server.port, tracker, front)
@@ -93,6 +93,15 @@ async def serve(settings: ExecutorSettings) -> int:
     await engine.close()
     await asyncio.to_thread(tracing.close)
     return LOST_EXIT_CODE if engine.died.is_set() or group.lost.is_set() else 0
+
+
+def _said(error: NodesError | UnsupportedError) -> int:
+    """Say why there is no engine; return the exit code."""
+    if isinstance(error, NodesError):
+        logger.error("nodes_not_gathered", reason=str(error))
+        return error.exit_code
+    print(error, file=sys.stderr)
+    return BAD_SETTINGS_EXIT_CODE
 
 
 async def _end_without_nodes(group: NodeGroup) -> None:
@@ -115,7 +124,7 @@ async def _load_engine(
     settings: ExecutorSettings, group: NodeGroup, stop: asyncio.Event
 ) -> "Engine":
     """Load the model in a thread, while health and reflection answer already. Raises NodesError
-    if its nodes do not come together.
+    if its nodes do not come together, UnsupportedError if no engine can be what is asked for.
     """
     loading = asyncio.create_task(_gather_and_load(settings, group))
     events = [asyncio.create_task(event.wait()) for event in (stop, group.lost)]

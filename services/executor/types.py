@@ -190,6 +190,10 @@ class Rejection:
     overflow: PromptOverflow | None = None  # with CONTEXT_LENGTH
 
 
+class UnsupportedError(ValueError):
+    """What is asked of an engine does not work, or not together; says it in a sentence."""
+
+
 class RejectedError(Exception):
     """A request cannot be served; nothing of it was kept."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lab.drafts import save_eagle_head
 from lab.engine.step_runner import EngineCase
@@ -100,6 +101,11 @@ LAYERS: dict[str, Callable[[Path], Other]] = {
     "drafts": partial(with_drafts, **TENSOR),
     "drafts-of-a-head": partial(with_head, **TENSOR),
 }
+MARKS = {
+    "delta-nets-and-experts": pytest.mark.skipif(
+        not torch.cpu._is_avx512_bf16_supported(), reason="the kernels need AVX-512 with bf16"
+    )
+}
 WHOLE: dict[str, Callable[[Path], Other]] = {
     "experts-and-windows": LAYERS["experts-and-windows"],
     "states": LAYERS["states"],
@@ -172,7 +178,10 @@ async def expected_of(other: Other, folder: Path) -> Tokens:
 @pytest.mark.parametrize(
     ("made", "layerwise"),
     [
-        *(pytest.param(made, True, id=f"{name}-layerwise") for name, made in LAYERS.items()),
+        *(
+            pytest.param(made, True, id=f"{name}-layerwise", marks=MARKS.get(name, ()))
+            for name, made in LAYERS.items()
+        ),
         *(pytest.param(made, False, id=name) for name, made in WHOLE.items()),
     ],
 )

@@ -26,6 +26,7 @@ from services.executor.kv_options import (
 from services.executor.prompts.prompt_renderer import NUM_WORKERS
 from services.executor.settings import NO_PLANNING, ExecutorSettings
 from services.executor.sizing import block_size_for_copies
+from services.executor.types import UnsupportedError
 from services.placement.presets import preset_of
 from services.placement.run.papers.ellm import EllmRules
 from services.placement.types import PolicyParameters
@@ -73,9 +74,18 @@ PASSED_ON = (
 
 
 def make_config(settings: ExecutorSettings, *, rendezvous_port: int = 0) -> VllmConfig:
-    """Return the engine's configuration, on this node. Reads the model's files; ValueError if they
-    do not fit. `rendezvous_port`: on the leader's host, of an engine over several nodes.
+    """Return the engine's configuration, on this node. Reads the model's files.
+
+    `rendezvous_port`: on the leader's host, of an engine over several nodes. Raises
+    UnsupportedError for what does not fit, or work.
     """
+    try:
+        return _configured(settings, rendezvous_port)
+    except ValueError as error:
+        raise UnsupportedError(str(error)) from error
+
+
+def _configured(settings: ExecutorSettings, rendezvous_port: int) -> VllmConfig:
     options: dict[str, Any] = {name: getattr(settings, name) for name in PASSED_ON}
     options["renderer_num_workers"] = NUM_WORKERS
     if settings.max_model_len == "auto":

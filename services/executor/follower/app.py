@@ -15,9 +15,10 @@ from services.executor.nodes.node_facts import LEADER_RANK, facts_of
 from services.executor.nodes.rank_processes import announce_address, kill_ranks
 from services.executor.nodes.types import LOST_EXIT_CODE, NodesError
 from services.executor.settings import ExecutorSettings, prepare_engine_environment
+from services.executor.types import UnsupportedError
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
-from services.kit.settings import load, refuse
+from services.kit.settings import BAD_SETTINGS_EXIT_CODE, load, refuse
 from services.kit.telemetry import log, metrics
 
 logger = structlog.get_logger()
@@ -56,8 +57,12 @@ async def follow(settings: ExecutorSettings) -> int:
             return 0
     if ended.done():
         logger.error("leader_lost", reason=ended.result())
-    else:
-        logger.error("ranks_died", exc_info=computing.exception())
+        return LOST_EXIT_CODE
+    failure = computing.exception()
+    if isinstance(failure, UnsupportedError):
+        print(failure, file=sys.stderr)
+        return BAD_SETTINGS_EXIT_CODE
+    logger.error("ranks_died", exc_info=failure)
     return LOST_EXIT_CODE
 
 
