@@ -72,8 +72,7 @@ async def serve(settings: ExecutorSettings) -> int:
     try:
         engine = await _load_engine(settings, group, stop)
     except (NodesError, UnsupportedError) as error:
-        await server.drain(LAST_FRAMES_TIMEOUT_S)
-        return _said(error)
+        return await _give_up(server, error)
     front.serve(engine)
     await server.mark_serving()
     lease = _start_lease(settings, server.port, tracker, front)
@@ -95,11 +94,18 @@ async def serve(settings: ExecutorSettings) -> int:
     return LOST_EXIT_CODE if engine.died.is_set() or group.lost.is_set() else 0
 
 
-def _said(error: NodesError | UnsupportedError) -> int:
+async def _give_up(server: ServiceServer, error: NodesError | UnsupportedError) -> int:
     """Say why there is no engine; return the exit code."""
     if isinstance(error, NodesError):
         logger.error("nodes_not_gathered", reason=str(error))
+        await server.drain(LAST_FRAMES_TIMEOUT_S)
         return error.exit_code
+    await server.drain(LAST_FRAMES_TIMEOUT_S)
+    return say(error)
+
+
+def say(error: UnsupportedError) -> int:
+    """Say what does not work, as the process's last words; return its exit code."""
     print(error, file=sys.stderr)
     return BAD_SETTINGS_EXIT_CODE
 

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import structlog
 
-from services.executor.app import require_kind
+from services.executor.app import require_kind, say
 from services.executor.follower.membership import Membership
 from services.executor.nodes.node_facts import LEADER_RANK, facts_of
 from services.executor.nodes.rank_processes import announce_address, kill_ranks
@@ -18,7 +18,7 @@ from services.executor.settings import ExecutorSettings, prepare_engine_environm
 from services.executor.types import UnsupportedError
 from services.kit.rpc import make_channel
 from services.kit.server import ServiceServer, stop_event
-from services.kit.settings import BAD_SETTINGS_EXIT_CODE, load, refuse
+from services.kit.settings import load, refuse
 from services.kit.telemetry import log, metrics
 
 logger = structlog.get_logger()
@@ -45,6 +45,8 @@ async def follow(settings: ExecutorSettings) -> int:
     except NodesError as error:
         logger.error("group_not_joined", reason=str(error))
         return error.exit_code
+    except UnsupportedError as error:
+        return say(error)
     logger.info("group_joined", node_rank=settings.node_rank, leader=settings.leader_address)
     ended = asyncio.create_task(membership.ended())
     computing = asyncio.create_task(_compute(settings, rendezvous_port, server))
@@ -60,8 +62,7 @@ async def follow(settings: ExecutorSettings) -> int:
         return LOST_EXIT_CODE
     failure = computing.exception()
     if isinstance(failure, UnsupportedError):
-        print(failure, file=sys.stderr)
-        return BAD_SETTINGS_EXIT_CODE
+        return say(failure)
     logger.error("ranks_died", exc_info=failure)
     return LOST_EXIT_CODE
 

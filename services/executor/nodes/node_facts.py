@@ -48,7 +48,9 @@ UNSHOWN, MAX_VALUE_LENGTH = frozenset({"engine_args"}), 64
 
 
 def facts_of(settings: ExecutorSettings) -> dict[str, str]:
-    """Return a node's facts by name. Reads the model's files: seconds at most."""
+    """Return a node's facts by name. Reads the model's files: seconds at most. Raises
+    UnsupportedError for engine options that vLLM does not take.
+    """
     told = settings.model_dump(mode="json", exclude={*OF_THE_NODE, *PLACES})
     facts = {f"{PREFIX}{name.upper()}": _shown(name, value) for name, value in told.items()}
     for name in PLACES:
