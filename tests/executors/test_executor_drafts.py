@@ -23,16 +23,23 @@ DRAFTS = {
 }
 
 
+def drafting(folder: Path, **settings: object) -> ExecutorProcess:
+    return ExecutorProcess(
+        folder / "executor.log",
+        ENGINE_ARGS=json.dumps(["--speculative-config", json.dumps(DRAFTS)]),
+        **settings,
+    )
+
+
 @pytest.fixture(scope="module")
 def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExecutorProcess]:
-    process = ExecutorProcess(
-        tmp_path_factory.mktemp("executor") / "executor.log",
+    process = drafting(
+        tmp_path_factory.mktemp("executor"),
         MAX_MODEL_LEN=2048,
         LAYERWISE_KV=True,
         KV_LAYERS_PER_GROUP=2,
         BLOCK_SIZE=32,
         NUM_GPU_BLOCKS_OVERRIDE=86,  # 2.5 groups of a request that is as long
-        ENGINE_ARGS=json.dumps(["--speculative-config", json.dumps(DRAFTS)]),
     )
     with process.serving():
         yield process
@@ -64,10 +71,7 @@ async def test_what_vllm_does_not_do_beside_drafts_is_refused_by_name(
 @pytest.fixture
 def plain_executor(tmp_path: Path) -> Iterator[ExecutorProcess]:
     """One with vLLM's own KV."""
-    process = ExecutorProcess(
-        tmp_path / "executor.log",
-        ENGINE_ARGS=json.dumps(["--speculative-config", json.dumps(DRAFTS)]),
-    )
+    process = drafting(tmp_path)
     with process.serving():
         yield process
 

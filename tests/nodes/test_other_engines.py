@@ -167,12 +167,8 @@ async def expected_of(other: Other, folder: Path) -> Tokens:
         tokens = await asyncio.to_thread(other.expected)
         return {arrival.request_id: tokens[arrival.request_id] for arrival in AT_ONCE}
     one_node = ExecutorProcess(folder / "one_node.log", **settings_of(other.case, layerwise=False))
-    await asyncio.to_thread(one_node.start)
-    try:
-        await asyncio.to_thread(one_node.wait_serving)
+    with one_node.serving():
         return await answers_of(one_node.address, other)
-    finally:
-        await asyncio.to_thread(one_node.stop)
 
 
 @pytest.mark.parametrize(
