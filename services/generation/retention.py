@@ -1,6 +1,6 @@
 """What clients ask to be kept of a request's KV once the request has ended, and what they get."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from math import isfinite
@@ -73,6 +73,22 @@ class Retained:
     def retention_s(self) -> float:
         """Return how long the last of these tokens is kept, from the request's end; 0: none is."""
         return self.spans[-1].retention_s if self.spans else 0.0
+
+
+BEST_FIRST = (
+    RetentionStatus.ACCEPTED,
+    RetentionStatus.DEFERRED,
+    RetentionStatus.CLIPPED,
+    RetentionStatus.REJECTED,
+)
+
+
+def least_of(answers: Iterable[Retained | None]) -> Retained | None:
+    """Return what a hint has come to in all answers to a request: the worst, with the fewest
+    tokens; None if nothing was asked for.
+    """
+    told = [one for one in answers if one is not None]
+    return max(told, key=lambda one: (BEST_FIRST.index(one.status), -one.num_tokens), default=None)
 
 
 def without_needless(marks: Sequence[RetentionMark]) -> tuple[RetentionMark, ...]:

@@ -126,6 +126,24 @@ async def test_anthropics_marks_are_of_the_turns_that_they_end(
     assert marks(executor) == expected
 
 
+async def test_of_several_answers_the_worst_is_told(client, executor) -> None:
+    spans = [gen.RetainedSpan(end=9, retention_s=600.0)], [gen.RetainedSpan(end=4, retention_s=600)]
+    accepted, deferred = gen.RETENTION_STATUS_ACCEPTED, gen.RETENTION_STATUS_DEFERRED
+    told = [
+        gen.Retained(status=accepted, spans=spans[0]),
+        gen.Retained(status=deferred, spans=spans[0]),
+        gen.Retained(status=deferred, spans=spans[1]),
+    ]
+    executor.script_for = lambda _: Script(retained=told[(len(executor.submits) - 1) % len(told)])
+
+    response = await client.http.post(CHAT, json=chat_body(n=3, evenflow={"retention_s": 600}))
+
+    entry = response.json()["evenflow"]["retention"]
+    assert (entry["status"], entry["tokens"]) == ("deferred", 4)
+    header = response.headers["x-evenflow-retention"]
+    assert header == "status=deferred, tokens=4, retention_s=600.0"
+
+
 async def test_without_a_hint_nothing_is_asked_for(client, executor) -> None:
     await client.http.post(CHAT, json=chat_body())
     assert not executor.submits[-1].HasField("retention")

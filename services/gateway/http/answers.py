@@ -25,6 +25,7 @@ from services.gateway.openai.responses import (
 from services.gateway.types import Finish, GenerationRequest, Token
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
+from services.generation.retention import least_of
 from services.kit.errors import InvalidRequestError, ServiceError
 
 log = structlog.get_logger()
@@ -107,7 +108,7 @@ class WholeAnswers(GeneratedAnswers):
         async with self._dispatcher.generate_all(self._requests) as generations:
             self._note_clipped(scope, generations)
             answers = await side_by_side([self._collected(g, size) for g in generations])
-        if (retained := answers[0].finish.retained) is not None:
+        if (retained := least_of(one.finish.retained for one in answers)) is not None:
             told = retention_entry(retained).items()
             scope[RETAINED] = ", ".join(f"{name}={one}" for name, one in told if one is not None)
         if size.num_entries < LARGE_WHOLE_ENTRIES:

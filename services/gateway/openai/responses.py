@@ -15,7 +15,7 @@ from services.gateway.openai.schemas import Extension, Model, Pace, Retention, U
 from services.gateway.types import Continued, Finish, RequestId, ServedModel, Token
 from services.generation.finish import FinishReason
 from services.generation.logprobs import EchoedPrompt, TokenLogprobs
-from services.generation.retention import Retained
+from services.generation.retention import Retained, least_of
 from services.pacing.types import ServiceLevel
 
 DONE_EVENT = b"data: [DONE]\n\n"
@@ -108,8 +108,8 @@ def _counts(num_prompt_tokens: int, num_output_tokens: int) -> Usage:
 
 
 def told_extension(finishes: Sequence[Finish], *, is_asked: bool) -> dict[str, Extension]:
-    """Return the member that tells how often answers moved, and what is kept of the first one's
-    request; none if the client did not ask, or there is nothing to tell.
+    """Return the member that tells how often answers moved, and what is kept of all of them; none
+    if the client did not ask, or there is nothing to tell.
     """
     if not is_asked:
         return {}
@@ -117,7 +117,7 @@ def told_extension(finishes: Sequence[Finish], *, is_asked: bool) -> dict[str, E
     if num_moves := sum(finish.moves for finish in finishes):
         is_valid = any(finish.continued is Continued.VALID for finish in finishes)
         told = {"moves": num_moves, "continued": "valid" if is_valid else "identical"}
-    if finishes and (retained := finishes[0].retained) is not None:
+    if (retained := least_of(finish.retained for finish in finishes)) is not None:
         told["retention"] = retention_entry(retained)
     return {"evenflow": told} if told else {}
 
