@@ -26,6 +26,7 @@ SIDES = ("tests/unit/executor/blocks/test_side_groups.py",)
 SIDE_COPIES = ("tests/unit/executor/blocks/test_side_copies.py",)
 TURN_ENDS = ("tests/unit/executor/blocks/transfers/test_turn_ends.py",)
 RETURNS = ("tests/unit/executor/blocks/test_returns.py",)
+LATE_COPIES = ("tests/unit/executor/blocks/test_late_copies.py",)
 PROMPT_ENDS = ("tests/unit/executor/blocks/transfers/test_prompt_ends.py",)
 ANCHORS = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "gpt_oss and very_token")
 STATES = ("tests/exact/test_kinds.py", "-m", "not nightly", "-k", "zeroed")
@@ -1855,6 +1856,34 @@ MUTATIONS = (
         "if self._owner.returns.lose(feedback.lost_requests):",
         "if False:",
         RETURNS,
+    ),
+    Mutation(
+        "what is copied late counts as copied when it is ordered",
+        f"{EXECUTOR}/blocks/late_copies.py",
+        "if self._batch is not None and 0 < self._batch.step <= saved_step:",
+        "if self._batch is not None and 0 < self._batch.step:",
+        LATE_COPIES,
+    ),
+    Mutation(
+        "a late copy that failed is as good as one that did not",
+        f"{EXECUTOR}/blocks/transfers/losses.py",
+        "        self._owner.late_copies.fail(feedback.failed_saves)\n",
+        "",
+        LATE_COPIES,
+    ),
+    Mutation(
+        "what is copied late of steps that went wrong may be found",
+        f"{EXECUTOR}/blocks/transfers/losses.py",
+        "only may be of their steps\n            self._owner.late_copies.stop()\n",
+        "only may be of their steps\n",
+        LATE_COPIES,
+    ),
+    Mutation(
+        "what is copied late keeps blocks that requests grow into",
+        f"{EXECUTOR}/blocks/late_copies.py",
+        "if is_wanted or self.num_owned > self._blocks.num_free:",
+        "if is_wanted:",
+        LATE_COPIES,
     ),
     Mutation(
         "an anchor is published before it is on the host",

@@ -23,7 +23,7 @@ class FormulaCheck:
         num_deferred = sum(len(blocks) for _, blocks in scheduler.deferred_frees)
         num_taken = owner.pool.num_gpu_blocks - 1 - owner.pool.get_num_free_blocks()
         num_held = owner.quarantine.num_unowned_blocks + owner.sides.num_owned
-        num_held += owner.returns.num_owned
+        num_held += owner.returns.num_owned + owner.late_copies.num_owned
         assert sum(expected) + num_orphaned + num_deferred + num_held == num_taken
 
     def _of_holder(self, holder: Holder, geometry: BlockGeometry) -> int:

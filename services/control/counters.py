@@ -66,6 +66,9 @@ class Counters:
     num_returned_blocks: int = _counter(
         "Blocks of such turns that were copied back to the pool before the next one came."
     )
+    num_late_blocks: int = _counter(
+        "Blocks of what is kept that were copied to the host behind the end of their request."
+    )
     num_retentions_accepted: int = _counter("Hints to keep a request's KV that were followed.")
     num_retentions_clipped: int = _counter("Hints that were followed as far as budgets go.")
     num_retentions_deferred: int = _counter("Hints about KV that was not on the host yet.")

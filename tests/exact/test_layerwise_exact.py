@@ -75,6 +75,11 @@ from tests.exact.cases import (
 )
 from tests.exact.draw import draw
 from tests.exact.evidence import MIN_RANDOM_CHANGES, assert_exact, assert_pool_is_whole
+from tests.exact.late_copies import (  # noqa: F401 - as above
+    ended_without_copies,
+    test_a_late_copy_that_was_not_made_is_noticed,
+    test_what_had_no_copy_when_its_turn_ended_comes_back_from_the_host,
+)
 from tests.exact.reference import RECIPES, answers_to, reference
 from tests.exact.shared_in_pool import (  # noqa: F401 - as above
     test_a_burst_shares_its_prefix_whatever_room_the_host_has,

@@ -263,6 +263,15 @@ def test_what_is_not_copied_is_kept_later(runner: StepRunner, patch: pytest.Monk
     runner.run(workload, hook=together(at(42, budget(MANY)), at(45, release), copies_complete))
 
 
+@sees("kv_num_late_blocks")
+def test_what_is_kept_and_has_no_copy_is_copied_when_its_request_has_ended(
+    runner: StepRunner, patch: pytest.MonkeyPatch
+) -> None:
+    budget(0)(runner.scheduler)
+    workload = [kept(one(), for_s=3_600.0), one("later", step=80)]
+    runner.run(workload, hook=together(at(50, budget(MANY)), at(90, release), copies_complete))
+
+
 @sees("kv_num_retentions_rejected")
 def test_without_a_prefix_cache_nothing_is_kept(
     runner: StepRunner, patch: pytest.MonkeyPatch

@@ -19,7 +19,7 @@ from tests.exact.evidence import assert_pool_is_whole
 
 CALLS, COMES_BACK = "c0.0", "c0.1"  # the agent's turns, before and behind its tool's time
 OTHERS = ("c1.", "c2.", "c3.", "c4.")
-CALLED_AT = STEPS_PER_TURN - 10
+CALLED_AT, COMES_BACK_AT = STEPS_PER_TURN - 10, 3 * STEPS_PER_TURN
 NUM_COLUMNS = 20  # of the host; what others leave meanwhile is more
 
 
@@ -72,7 +72,7 @@ def turns_of_an_agent(turns: list[Arrival]) -> list[Arrival]:
     calls = by_name[CALLS]
     tag = with_tool_turn(None, ToolTurn("agent", "session", 0))
     calls = replace(calls, sampling=calls.sampling | {"extra_args": tag})
-    return [calls, replace(by_name[COMES_BACK], step=3 * STEPS_PER_TURN)]
+    return [calls, replace(by_name[COMES_BACK], step=COMES_BACK_AT)]
 
 
 def loses_its_blocks(scheduler: Any, step: int) -> None:

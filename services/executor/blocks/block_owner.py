@@ -11,7 +11,7 @@ with the next step, and each rank carries out steps one after the other.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, count
 
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
@@ -23,6 +23,7 @@ from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.growth import Growth
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.host_pool import HostPool
+from services.executor.blocks.late_copies import LateCopies
 from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.quarantine import Quarantine
 from services.executor.blocks.residency import RequestKV, on_host_only
@@ -70,12 +71,13 @@ class BlockOwner:
         self.records = records
         self.kvs: dict[RequestKV, None] = {}  # that there are, in the order of admission
         self.counters = host.counters
-        self._last_generation = 0
+        self._generations = count(1)
         self.blocks = PoolBlocks(pool, orders, host.cache.lose, poison_freed=poison_freed)
         self.quarantine = Quarantine(self.blocks, host)
         self.staging = StagingBuffers(self.blocks, orders)
         self.restores = Restores(self.blocks, orders, self.staging, self.counters)
         self.returns = Returns(self.restores, host, geometry.num_groups)
+        self.late_copies = LateCopies(self.blocks, orders, host, geometry.num_groups)
         self.sides = SideGroups(self.blocks, geometry)
         self.side_copies = SideCopies(self.sides, host, self.restores, geometry)
         self.growth = Growth(self.blocks, host, self.staging, block_size=geometry.block_size)
@@ -136,16 +138,12 @@ class BlockOwner:
             assert dropped, "parked requests that were to be dropped are gone"
             self.host.back(kv.promise)
         self._put(kv)
-        kv.generation = self._next_generation()
+        kv.generation = next(self._generations)
         if kv.staging:
             self.orders.set_staging(kv.request_id, len(kv.staging))
             for index in kv.offloaded:
                 self.orders.replace_table((kv.request_id, index), kv.groups[index].buffer)
         self.publishing.expect(kv)
-
-    def _next_generation(self) -> int:
-        self._last_generation += 1
-        return self._last_generation
 
     def _put(self, kv: RequestKV) -> None:
         kv.record.kv = kv
@@ -215,7 +213,7 @@ class BlockOwner:
         self._leave(old)  # while its columns say what is in its blocks
         parked.columns, old.columns = old.columns[:num_kept], old.columns[num_kept:]
         if old.columns:  # others may have what is computed again
-            parked.generation = self._next_generation()
+            parked.generation = next(self._generations)
         for group in old.groups:
             del group.host_slots[:num_kept]
         others_saved = bool(old.trunks)
@@ -245,7 +243,7 @@ class BlockOwner:
             groups=[],
             mirrored=True,
             block_size=self.geometry.block_size,
-            generation=self._next_generation(),
+            generation=next(self._generations),
             keys=keys,
             columns=list(columns),
         )
@@ -256,7 +254,7 @@ class BlockOwner:
 
     def keep(self, kv: RequestKV, num_kept: int) -> None:
         """Forget what a request that is asleep has behind its first `num_kept` blocks."""
-        kv.generation = self._next_generation()  # what is computed now is other KV
+        kv.generation = next(self._generations)  # what is computed now is other KV
         give_up(kv)
         self._give_back_slots(kv, but=num_kept)
         kv.num_tokens = num_kept * kv.block_size
@@ -270,6 +268,7 @@ class BlockOwner:
     def forget_prefixes(self) -> None:
         """Let no request begin with what is on the host now, nor with what follows from it."""
         self.returns.forget_all()
+        self.late_copies.forget_all()
         self.host.forget_all()
         self.blocks.forget_left()
         for kv in self.kvs:
@@ -367,9 +366,9 @@ class BlockOwner:
         `num_deferred` blocks are popped and wait for steps in flight to end; `drafts` are neither
         adopted nor discarded yet.
         """
-        orphans = self.restores.orphans
         owned, returning = self.returns.check_integrity()
-        owned.extend(block for blocks in orphans.values() for block in blocks)
+        copied, copying, slots = self.late_copies.check_integrity()
+        owned.extend(chain(copied, *self.restores.orphans.values()))
         owned.extend(self.sides.check_integrity())
         self.side_copies.check_integrity(self.kvs)
         for kv in self.kvs:
@@ -392,8 +391,8 @@ class BlockOwner:
         )
         self.blocks.check_integrity()
         self.host.check_integrity(
-            [slot for kv in self.kvs for slot in (*kv.own_slots(), *kv.side_slots)],
+            [*slots, *(slot for kv in self.kvs for slot in (*kv.own_slots(), *kv.side_slots))],
             [kv.promise for kv in (*self.kvs, *drafts)],
-            [returning, *(kv.columns for kv in self.kvs)],
+            [returning, copying, *(kv.columns for kv in self.kvs)],
             [kv.side_copy.anchor for kv in self.kvs if kv.side_copy and kv.side_copy.anchor],
         )

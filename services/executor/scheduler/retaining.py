@@ -64,13 +64,16 @@ class Retaining:
         self._awaited_s: dict[str, float] = {}  # live requests that end with a tool call
 
     def advance(self, now_s: float, *, is_wanted: bool) -> None:
-        """Let end what was retained until now, before a step; bring back what waits for its next
-        turn, if the link and free blocks are not wanted otherwise.
+        """Let end what was retained until now, before a step.
+
+        What is kept and has no copy is copied, and what waits for its next turn brought back, if
+        the link and free blocks are not wanted otherwise.
         """
         self._told.clear()
         self._advance(now_s)
-        returns, link_is_idle = self._owner.returns, self._transfers.link_is_idle
-        returns.advance(is_wanted=is_wanted, link_is_idle=link_is_idle)
+        owner, transfers = self._owner, self._transfers
+        owner.late_copies.advance(is_wanted=is_wanted, budget=transfers.write_through.budget)
+        owner.returns.advance(is_wanted=is_wanted, link_is_idle=transfers.link_is_idle)
 
     def _advance(self, now_s: float) -> None:
         for book in self._books:
@@ -136,8 +139,9 @@ class Retaining:
             columns = [(key, until_s) for key in ended.keys[: end // block_size]]
         num_held = cache.retain_awaited(turn.account, turn.session_id, columns, budget)
         self._owner.counters.num_kept_tool_turns += num_held > 0
-        keys = (key for key, _ in columns[:num_held] if not isinstance(key, AnchorShare))
-        self._owner.returns.await_turn((turn.account, turn.session_id or request_id), [*keys])
+        keys = [key for key, _ in columns[:num_held] if not isinstance(key, AnchorShare)]
+        self._owner.late_copies.add(keys)
+        self._owner.returns.await_turn((turn.account, turn.session_id or request_id), keys)
 
     def told(self, request_id: str) -> dict[str, Any]:
         """Return what the last output of a request that has ended is to carry."""
@@ -230,6 +234,8 @@ class Retaining:
             if before < min(end, num_held)
         )
         keys = request.block_hashes[:num_held]
+        if is_end:
+            self._owner.late_copies.add(keys)
         if num_held < len(columns):
             status = RetentionStatus.CLIPPED
         elif num_complete(self._owner.host.cache.find(keys)) < num_held:

@@ -59,11 +59,13 @@ class Losses:
         )
         if new_blocks or new_slots:
             self._owner.returns.stop()
+            self._owner.late_copies.stop()
             for kv in self._owner.kvs:
                 is_hit = self._owner.sides.has_any_of(kv.request_id, new_blocks)
                 if kv.request_id not in lost and (is_hit or uses(kv, new_blocks, new_slots)):
                     lost[kv.request_id] = FailureCause.HUNG
         if feedback.lost_requests or lost:  # what is in the pool only may be of their steps
+            self._owner.late_copies.stop()
             self._owner.host.forget(lambda column: column.is_left and not column.is_complete)
         return lost | self._distrust(lost)
 
@@ -99,6 +101,7 @@ class Losses:
 
     def _forget_everything(self) -> None:
         self._owner.returns.forget_all()
+        self._owner.late_copies.forget_all()
         self._owner.host.forget_all()
         self._owner.blocks.forget_left()
 
@@ -133,6 +136,7 @@ class Losses:
         lost: dict[str, FailureCause] = {}
         num_retracted: Counter[Holder] = Counter()
         self._owner.side_copies.fail(feedback.failed_saves)
+        self._owner.late_copies.fail(feedback.failed_saves)
         write_through = self._transfers.write_through
         for (step, name, group), cause in feedback.failed_saves.items():
             for holder in write_through.whose(step, name, group):

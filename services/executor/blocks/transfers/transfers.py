@@ -50,6 +50,7 @@ class Transfers:
         They will if a copy is under way whose completion gives blocks back.
         """
         self.owner.returns.stop()
+        self.owner.late_copies.stop()
         for holder in self.owner.holders():
             for index in range(len(holder.groups)):
                 if self.owner.restores.cancel(holder, index):
@@ -117,6 +118,7 @@ class Transfers:
         self.owner.host.open_slots(feedback.num_ready_slots)
         self._num_ranks_done.update(feedback.num_ranks_done)
         self.owner.side_copies.confirm(feedback.saved_step)
+        self.owner.late_copies.confirm(feedback.saved_step)
         for holder in self.write_through.confirm(feedback.saved_step):
             self._unsettled[holder] = None
             if self.owner.is_live(holder):
@@ -145,6 +147,7 @@ class Transfers:
                 owner.publishing.filled(kv)
             loading.update((one.request_id, None) for one in (*kv.trunks, kv) if one.staging)
         saves = [*self.write_through.plan(step), *owner.side_copies.plan(step)]
+        saves.extend(owner.late_copies.plan(step))
         return owner.orders.take(loading=list(loading), saves=saves)
 
     def drop_all_waiting(self) -> None:
@@ -160,7 +163,8 @@ class Transfers:
     @property
     def needs_steps(self) -> bool:
         """Whether there are steps to run without requests: of what has ended."""
-        return self.turn_ends.is_busy or self.owner.returns.is_busy
+        owner = self.owner
+        return self.turn_ends.is_busy or owner.returns.is_busy or owner.late_copies.is_busy
 
     @property
     def is_busy(self) -> bool:
@@ -169,6 +173,7 @@ class Transfers:
             self.write_through.is_busy
             or self.owner.side_copies.is_busy
             or self.turn_ends.is_busy
+            or bool(self.owner.late_copies.num_owned)
             or bool(self._unsettled)
             or bool(self.owner.restores.orphans)
             or self.num_restoring_blocks() > 0

@@ -197,6 +197,10 @@ class WriteThrough:
             ):
                 del self._lagging[kv]
 
+    def budget(self) -> int:
+        """Return how many blocks the next step may order, beside what offloaded groups fill."""
+        return self._budget(self.num_under_way)
+
     def frees_blocks(self) -> bool:
         """Whether a copy is under way whose completion gives blocks back: own ones, not staging."""
         return any(c.frees_blocks for c in self._under_way if self._owner.is_live(c.holder))
