@@ -8,14 +8,14 @@ are taken meanwhile, and *left* again (`pool_blocks.py`).
 
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from services.control.prefixes.prefix_cache import Column, num_complete
 from services.executor.blocks.host_pool import HostPool
-from services.executor.blocks.pool_blocks import PoolBlocks
+from services.executor.blocks.pool_blocks import PoolBlocks, leave_known
 from services.executor.blocks.step_orders import StepOrders
 from services.executor.step_messages import SaveOrder
 
@@ -40,8 +40,8 @@ class Batch:
     kept: KeptBeginning
     first: int  # where that goes on if the batch is given up
     columns: Sequence[Column]
-    slots: Sequence[Sequence[int]] = ()  # by column, and layer group
-    blocks: list[list[KVCacheBlock]] = field(default_factory=list)  # by layer group, and column
+    slots: Sequence[Sequence[int]]  # by column, and layer group
+    blocks: Sequence[Sequence[KVCacheBlock]]  # by layer group, and column
     step: int = 0  # that copies them; 0: one to come
     is_copied: bool = False
 
@@ -182,11 +182,7 @@ class LateCopies:
 
     def _leave(self, batch: Batch) -> None:
         """Let whoever begins with the columns find their blocks, unless they are forgotten."""
-        positions = list(zip(batch.columns, zip(*batch.blocks, strict=True), strict=True))
-        known = [pair for pair in positions if self._cache.get(pair[0].key) is pair[0]]
-        gone = [pair for pair in positions if self._cache.get(pair[0].key) is not pair[0]]
-        self._blocks.leave(reversed(known))  # the last ones are taken first
-        self._blocks.release([block for _, blocks in gone for block in blocks])
+        leave_known(self._blocks, self._cache, batch.columns, batch.blocks)
         self._host.release(batch.columns)
         self._batch = None
 

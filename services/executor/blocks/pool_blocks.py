@@ -11,7 +11,7 @@ from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from services.control.prefixes.anchors import Anchor
-from services.control.prefixes.prefix_cache import Column
+from services.control.prefixes.prefix_cache import Column, PrefixCache
 from services.executor.blocks.step_orders import StepOrders
 
 Position = Sequence[KVCacheBlock | None]  # a block position's block in each layer group, if any
@@ -240,6 +240,22 @@ class PoolBlocks:
         whole = {key for key, blocks in self._left.items() if self._num_left[key] == len(blocks)}
         assert self._columns.keys() == {key for key in whole if not isinstance(key, Anchor)}
         assert all(column.is_left for column in self._columns.values())
+
+
+def leave_known(
+    blocks: PoolBlocks,
+    cache: PrefixCache,
+    columns: Sequence[Column],
+    owned: Sequence[Sequence[KVCacheBlock]],
+) -> None:
+    """Leave the blocks of columns, by layer group and column, that others may find, the last ones
+    to be taken first; release those of columns that are forgotten.
+    """
+    positions = list(zip(columns, zip(*owned, strict=True), strict=True))
+    known = [pair for pair in positions if cache.get(pair[0].key) is pair[0]]
+    gone = [pair for pair in positions if cache.get(pair[0].key) is not pair[0]]
+    blocks.leave(reversed(known))
+    blocks.release([block for _, group in gone for block in group])
 
 
 def _in_no_quarantine(blocks: Position) -> list[KVCacheBlock | None]:

@@ -16,6 +16,7 @@ from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from services.control.prefixes.prefix_cache import Column
 from services.executor.blocks.host_pool import HostPool
+from services.executor.blocks.pool_blocks import leave_known
 from services.executor.blocks.restores import Restores
 
 NAMES = tuple(f"\0returns-{number}" for number in range(4))  # in orders to the ranks, in turn
@@ -216,11 +217,7 @@ class Returns:
             self._leave(one)
 
     def _leave(self, one: Returning) -> None:
-        positions = list(zip(one.columns, zip(*one.blocks, strict=True), strict=True))
-        known = [pair for pair in positions if self._cache.get(pair[0].key) is pair[0]]
-        gone = [pair for pair in positions if self._cache.get(pair[0].key) is not pair[0]]
-        self._blocks.leave(reversed(known))  # the last ones are taken first
-        self._blocks.release([block for _, blocks in gone for block in blocks])
+        leave_known(self._blocks, self._cache, one.columns, one.blocks)
         self._end(one)
 
     def _end(self, one: Returning) -> None:

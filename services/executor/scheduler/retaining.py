@@ -140,8 +140,12 @@ class Retaining:
         num_held = cache.retain_awaited(turn.account, turn.session_id, columns, budget)
         self._owner.counters.num_kept_tool_turns += num_held > 0
         keys = [key for key, _ in columns[:num_held] if not isinstance(key, AnchorShare)]
-        self._owner.late_copies.add(keys)
+        self._copy_late(keys)
         self._owner.returns.await_turn((turn.account, turn.session_id or request_id), keys)
+
+    def _copy_late(self, keys: Sequence[Hashable]) -> None:
+        if self._options.max_mirrored_blocks_per_step:
+            self._owner.late_copies.add(keys)
 
     def told(self, request_id: str) -> dict[str, Any]:
         """Return what the last output of a request that has ended is to carry."""
@@ -235,7 +239,7 @@ class Retaining:
         )
         keys = request.block_hashes[:num_held]
         if is_end:
-            self._owner.late_copies.add(keys)
+            self._copy_late(keys)
         if num_held < len(columns):
             status = RetentionStatus.CLIPPED
         elif num_complete(self._owner.host.cache.find(keys)) < num_held:

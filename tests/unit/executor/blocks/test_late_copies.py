@@ -1,13 +1,19 @@
 """What is kept and had no copy when its request ended gets one behind it, on simulated ranks."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from vllm.v1.request import RequestStatus
 
 from services.control.prefixes.retention import RetentionBudget
 from services.executor.blocks import late_copies
 from services.executor.blocks.late_copies import NAMES
 from services.executor.blocks.transfers.losses import Losses
+from services.executor.kv_options import KVOptions
+from services.executor.request_tag import KeptTokens, with_kept
+from services.executor.scheduler.retaining import Retaining
 from services.executor.step_messages import FailureCause, StepFeedback
 from services.placement.layer_placement import ALL_RESIDENT, LayerPlacement
 from tests.unit.executor.blocks.test_prefix_hits import (
@@ -317,6 +323,31 @@ def test_a_reset_copies_nothing() -> None:
     assert not sim.owner.late_copies.is_busy
     settled(sim)
     assert_all_is_given_back(sim)
+
+
+@pytest.mark.parametrize("max_mirrored", [0, 8])
+def test_an_engine_that_copies_nothing_runs_no_steps_for_it(max_mirrored: int) -> None:
+    sim = without_copies()
+    options = KVOptions(
+        host_bytes=1 << 20, prefix_caching=True, max_mirrored_blocks_per_step=max_mirrored
+    )
+    retaining = Retaining(sim.transfers, options)
+    one = sim.admit(ALL_RESIDENT, prompt=PROMPT, num_slots=PROMISED)
+    sim.step({one.request_id: len(PROMPT) * BLOCK_SIZE})
+    kept = KeptTokens("", "s", [(0, 60.0)])
+    request: Any = SimpleNamespace(
+        request_id=one.request_id,
+        num_computed_tokens=len(PROMPT) * BLOCK_SIZE,
+        num_tokens=len(PROMPT) * BLOCK_SIZE + 1,
+        block_hashes=keys_of(PROMPT),
+        sampling_params=SimpleNamespace(extra_args=with_kept({}, kept)),
+        status=RequestStatus.FINISHED_LENGTH_CAPPED,
+    )
+
+    retaining.ended(request, 0.0)
+
+    assert sim.owner.host.cache.num_retained_columns == len(PROMPT)
+    assert sim.transfers.needs_steps == bool(max_mirrored)
 
 
 def test_so_many_are_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
