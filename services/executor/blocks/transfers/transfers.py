@@ -45,10 +45,11 @@ class Transfers:
         self._reported = owner.counters.copy()
 
     def relieve(self) -> bool:
-        """Give up restores for want of blocks; return whether blocks will come free by themselves.
+        """Give up restores for want of blocks; return whether some came free or will by themselves.
 
         They will if a copy is under way whose completion gives blocks back.
         """
+        num_free = self.owner.blocks.num_free
         self.owner.returns.stop()
         self.owner.late_copies.stop()
         for holder in self.owner.holders():
@@ -56,7 +57,8 @@ class Transfers:
                 if self.owner.restores.cancel(holder, index):
                     self._unsettled[holder] = None
         return (
-            bool(self.owner.restores.orphans or self._unsettled)
+            self.owner.blocks.num_free > num_free
+            or bool(self.owner.restores.orphans or self._unsettled)
             or self.write_through.frees_blocks()
             or self.owner.side_copies.is_busy
         )

@@ -214,6 +214,19 @@ def test_it_gives_way_to_requests_that_grow() -> None:
     assert sim.pool.get_num_free_blocks() == sim.num_blocks - 1 - 5 * sim.num_groups
 
 
+def test_whoever_runs_and_finds_no_block_waits_for_those_that_it_gives_back() -> None:
+    sim = without_copies()
+    left(sim)
+    advance(sim)
+    sim.transfers.plan_step({})
+
+    assert sim.transfers.relieve()
+
+    assert sim.owner.late_copies.num_owned == 0
+    assert sim.pool.get_num_free_blocks() == sim.num_blocks - 1
+    assert not sim.transfers.relieve()
+
+
 @pytest.mark.parametrize("num_left", [15, 16])
 def test_slots_that_are_promised_stay_free_for_whom_they_are(num_left: int) -> None:
     sim = without_copies()
