@@ -1832,7 +1832,7 @@ MUTATIONS = (
     Mutation(
         "what comes back ahead of time takes blocks of what is kept",
         f"{EXECUTOR}/blocks/returns.py",
-        "if column is None or not self._is_kept(column):",
+        "if column is None or not self._cache.is_kept(column.key):",
         "if True:",
         RETURNS,
     ),

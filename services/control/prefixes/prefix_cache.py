@@ -194,7 +194,7 @@ class PrefixCache:
         for key, column in self._idle.items():
             if num_found >= num_slots:
                 break
-            if self._pile(key) is self._idle:
+            if not self.is_kept(key):
                 behind = self.anchors.behind(key)
                 idle = (one for one in behind if not one.num_users and not one.is_passed)
                 num_found += len(column.slots) + sum(len(one.slots) for one in idle)
@@ -212,6 +212,10 @@ class PrefixCache:
                     return key, column
                 its_own[key] = column
         raise AssertionError("no column is idle")
+
+    def is_kept(self, key: Hashable) -> bool:
+        """Return whether a column goes after those that nothing keeps."""
+        return key in self.retention or key in self.awaited
 
     def _pile(self, key: Hashable) -> OrderedDict[Hashable, Column]:
         if key in self.retention:

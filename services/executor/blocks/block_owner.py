@@ -267,15 +267,19 @@ class BlockOwner:
 
     def forget_prefixes(self) -> None:
         """Let no request begin with what is on the host now, nor with what follows from it."""
-        self.returns.forget_all()
-        self.late_copies.forget_all()
-        self.host.forget_all()
-        self.blocks.forget_left()
+        self.forget_found()
         for kv in self.kvs:
             kv.keys = ()
             self.publishing.end(kv)
         for trunk in self.trunks.all:
             trunk.is_found = False
+
+    def forget_found(self) -> None:
+        """Let no request find what is on the host or in free blocks."""
+        self.returns.forget_all()
+        self.late_copies.forget_all()
+        self.host.forget_all()
+        self.blocks.forget_left()
 
     # -- host room --------------------------------------------------------------------------
 
@@ -368,8 +372,7 @@ class BlockOwner:
         """
         owned, returning = self.returns.check_integrity()
         copied, copying, slots = self.late_copies.check_integrity()
-        owned.extend(chain(copied, *self.restores.orphans.values()))
-        owned.extend(self.sides.check_integrity())
+        owned.extend(chain(copied, self.sides.check_integrity(), *self.restores.orphans.values()))
         self.side_copies.check_integrity(self.kvs)
         for kv in self.kvs:
             assert kv.record.kv is kv
@@ -377,8 +380,7 @@ class BlockOwner:
             assert bool(kv.num_recomputed) == (kv in self.uncached.kvs)
         self.trunks.check_integrity(self.kvs)
         owned.extend(block for holder in self.holders() for block in holder.owned_blocks())
-        ids = [block.block_id for block in owned]
-        assert len(ids) == len(set(ids)), "a block is owned twice"
+        assert len({block.block_id for block in owned}) == len(owned), "a block is owned twice"
         assert all(block.ref_cnt == 1 + self.quarantine.num_references(block) for block in owned), (
             "an owned block is free or shared"
         )

@@ -13,7 +13,7 @@ from itertools import chain
 
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
-from services.control.prefixes.prefix_cache import Column, num_complete
+from services.control.prefixes.prefix_cache import Column
 from services.executor.blocks.host_pool import HostPool
 from services.executor.blocks.pool_blocks import PoolBlocks, leave_known
 from services.executor.blocks.step_orders import StepOrders
@@ -57,7 +57,7 @@ class Batch:
 class LateCopies:
     """Takes columns that are left without a copy, and leaves them with one: the first ones first.
 
-    copies.add(keys)  # of columns that are kept
+    copies.add(keys, num_copied=3)  # of columns that are kept
     copies.advance(is_wanted=False, budget=lambda: 100)  # before each step
     saves = copies.plan(step)
     copies.confirm(saved_step)
@@ -83,15 +83,15 @@ class LateCopies:
         """Return how many blocks of the pool it has."""
         return 0 if self._batch is None else len(self._batch.owned)
 
-    def add(self, keys: Sequence[Hashable]) -> None:
+    def add(self, keys: Sequence[Hashable], *, num_copied: int) -> None:
         """Copy what lacks a copy of columns that are kept, once no request has them.
 
-        Not where windows and states have to be there, too: requests stay until those are copied.
+        `num_copied`: leading ones that have one. Not where windows and states have to be there,
+        too: requests stay until those are copied.
         """
-        num_done = num_complete(self._cache.find(keys))
-        is_lacking = num_done < len(keys) and not self._cache.needs_anchors
+        is_lacking = num_copied < len(keys) and not self._cache.needs_anchors
         if is_lacking and len(self._todo) < MAX_KEPT:
-            self._todo.append(KeptBeginning(keys, num_done))
+            self._todo.append(KeptBeginning(keys, num_copied))
 
     # -- each step ----------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class LateCopies:
             kept.num_done += 1
             if column is None or column.num_users or column.is_complete or not column.is_left:
                 continue
-            if column.key in self._cache.retention or column.key in self._cache.awaited:
+            if self._cache.is_kept(column.key):
                 columns.append(column)
         return columns
 

@@ -170,7 +170,7 @@ class Returns:
         for column, num_left in self._blocks.oldest():
             if num_lacking <= 0 or len(kept) * self._num_groups >= MAX_BLOCKS:
                 break
-            if column is None or not self._is_kept(column):
+            if column is None or not self._cache.is_kept(column.key):
                 num_lacking -= num_left
             elif column.is_complete:
                 kept.append(column)
@@ -180,9 +180,6 @@ class Returns:
         self._blocks.leave_anew(kept)
         self._num_moved += len(kept) * self._num_groups
         return num_lacking <= 0
-
-    def _is_kept(self, column: Column) -> bool:
-        return column.key in self._cache.retention or column.key in self._cache.awaited
 
     def _begin(self, one: Returning) -> None:
         self._number += 1

@@ -140,12 +140,12 @@ class Retaining:
         num_held = cache.retain_awaited(turn.account, turn.session_id, columns, budget)
         self._owner.counters.num_kept_tool_turns += num_held > 0
         keys = [key for key, _ in columns[:num_held] if not isinstance(key, AnchorShare)]
-        self._copy_late(keys)
+        self._copy_late(keys, num_copied=num_complete(cache.find(keys)))
         self._owner.returns.await_turn((turn.account, turn.session_id or request_id), keys)
 
-    def _copy_late(self, keys: Sequence[Hashable]) -> None:
+    def _copy_late(self, keys: Sequence[Hashable], *, num_copied: int) -> None:
         if self._options.max_mirrored_blocks_per_step:
-            self._owner.late_copies.add(keys)
+            self._owner.late_copies.add(keys, num_copied=num_copied)
 
     def told(self, request_id: str) -> dict[str, Any]:
         """Return what the last output of a request that has ended is to carry."""
@@ -238,11 +238,12 @@ class Retaining:
             if before < min(end, num_held)
         )
         keys = request.block_hashes[:num_held]
+        num_copied = num_complete(cache.find(keys))
         if is_end:
-            self._copy_late(keys)
+            self._copy_late(keys, num_copied=num_copied)
         if num_held < len(columns):
             status = RetentionStatus.CLIPPED
-        elif num_complete(self._owner.host.cache.find(keys)) < num_held:
+        elif num_copied < num_held:
             status = RetentionStatus.DEFERRED
         else:
             status = RetentionStatus.ACCEPTED

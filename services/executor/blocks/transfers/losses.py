@@ -49,7 +49,7 @@ class Losses:
             and not self._has_begun_anew(request_id, feedback.step)
         }
         if self._owner.returns.lose(feedback.lost_requests):  # its copies on the host are wrong
-            self._forget_everything()
+            self._owner.forget_found()
         lost |= self._lost_with_trunks(feedback.lost_requests)
         for restore_id, cause in feedback.failed_restores.items():
             lost |= self._end_restore(restore_id, cause)
@@ -91,19 +91,13 @@ class Losses:
         corrupt = [name for name, cause in lost.items() if cause is FailureCause.CORRUPT]
         if not corrupt:
             return {}
-        self._forget_everything()
+        self._owner.forget_found()
         columns = {c for kv in self._owner.kvs if kv.request_id in corrupt for c in kv.columns}
         return {
             kv.request_id: FailureCause.CORRUPT
             for kv in self._owner.kvs
             if kv.request_id not in lost and not columns.isdisjoint(kv.columns)
         }
-
-    def _forget_everything(self) -> None:
-        self._owner.returns.forget_all()
-        self._owner.late_copies.forget_all()
-        self._owner.host.forget_all()
-        self._owner.blocks.forget_left()
 
     def _has_begun_anew(self, request_id: str, step: int) -> bool:
         """Return whether all that a running request has was computed after a step."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from vllm.v1.request import RequestStatus
 
+from services.control.prefixes.prefix_cache import num_complete
 from services.control.prefixes.retention import RetentionBudget
 from services.executor.blocks import late_copies
 from services.executor.blocks.late_copies import NAMES
@@ -36,7 +37,7 @@ def keep(sim: Simulation, name: str, prompt: tuple[str, ...]) -> None:
     """Keep what a request leaves, for its client."""
     keys = keys_of(prompt)
     sim.owner.host.cache.retain("", name, [(key, 60.0) for key in keys], AMPLE)
-    sim.owner.late_copies.add(keys)
+    sim.owner.late_copies.add(keys, num_copied=num_complete(sim.owner.host.cache.find(keys)))
 
 
 def advance(sim: Simulation, *, is_wanted: bool = False, budget: int = 512) -> None:
@@ -59,19 +60,21 @@ class KeptConversations(Conversations):
     def placement(self) -> LayerPlacement:
         return ALL_RESIDENT if self.sim.rng.random() < 0.8 else super().placement()
 
-    def end(self) -> None:
-        live = {*self.sim.lengths, *self.waiting}
-        super().end()
-        for name in live.difference(self.sim.lengths, self.waiting):
-            if self.sim.rng.random() < 0.9:
-                keep(self.sim, name, self.sim.prompts[name])
+    def ended(self, name: str) -> None:
+        if self.sim.rng.random() < 0.9:
+            keep(self.sim, name, self.sim.prompts[name])
 
 
-def end_of(drill: KeptConversations) -> None:
+def drilled(sim: Simulation) -> KeptConversations:
+    """Return conversations that have been had, and ended; nothing is kept any more."""
+    drill = KeptConversations(sim)
+    for _ in range(150):
+        drill.step()
     drill.end_all()
-    drill.sim.owner.host.cache.retention.clear()
-    drill.sim.owner.late_copies.forget_all()
-    drill.sim.owner.check_integrity()
+    sim.owner.host.cache.retention.clear()
+    sim.owner.late_copies.forget_all()
+    sim.owner.check_integrity()
+    return drill
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])
@@ -79,14 +82,10 @@ def test_whoever_begins_with_what_was_copied_late_reads_its_own_tokens(depth: in
     num_late = num_hits = 0
     for seed in (3, 4):
         sim = Simulation(seed=seed, depth=depth, num_slots=500, num_blocks=200)
-        drill = KeptConversations(sim)
-        for _ in range(150):
-            drill.step()
-        end_of(drill)
+        num_hits += drilled(sim).num_hit_blocks
         sim.drain()
         assert_all_is_given_back(sim)
         num_late += sim.owner.counters.num_late_blocks
-        num_hits += drill.num_hit_blocks
 
     assert num_late > 40
     assert num_hits > 50
@@ -98,10 +97,7 @@ def test_late_copies_that_go_wrong_bring_no_wrong_token(depth: int) -> None:
     num_late = 0
     for seed in (3, 4):
         sim = FailingSimulation(seed=seed, depth=depth, num_slots=500, num_blocks=200, rates=rates)
-        drill = KeptConversations(sim)
-        for _ in range(150):
-            drill.step()
-        end_of(drill)
+        drilled(sim)
         sim.end_all()
         assert_all_is_given_back(sim)
         num_late += sim.owner.counters.num_late_blocks

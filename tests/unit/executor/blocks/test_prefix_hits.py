@@ -110,6 +110,10 @@ class Conversations:
             self.found.discard(name)
             self.sim.records[name].way = None
             self.sim.end(name)
+            self.ended(name)
+
+    def ended(self, name: str) -> None:
+        """Take in that a request has ended."""
 
     def end_all(self) -> None:
         for name in [*self.sim.lengths, *self.waiting]:

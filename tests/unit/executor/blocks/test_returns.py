@@ -43,13 +43,10 @@ class Agents(Conversations):
         advance(self.sim, is_wanted=self.sim.rng.random() < 0.2)
         super().step()
 
-    def end(self) -> None:
-        live = {*self.sim.lengths, *self.waiting}
-        super().end()
-        for name in live.difference(self.sim.lengths, self.waiting):
-            self.sim.owner.returns.look_again()
-            if self.sim.rng.random() < 0.7:
-                await_turn(self.sim, name, self.sim.prompts[name])
+    def ended(self, name: str) -> None:
+        self.sim.owner.returns.look_again()
+        if self.sim.rng.random() < 0.7:
+            await_turn(self.sim, name, self.sim.prompts[name])
 
 
 def end_of(drill: Agents) -> None:
