@@ -58,6 +58,7 @@ class RestingExecutor(EnginelessExecutor):
     """Says all of an answer at once, in bursts between which it may be told to rest."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._frames: asyncio.Queue[pb.StreamResponse] = asyncio.Queue()
         self._goes_on: defaultdict[str, asyncio.Event] = defaultdict(_set_event)
         self._saying: dict[str, asyncio.Task[None]] = {}
@@ -125,7 +126,7 @@ async def front() -> AsyncIterator[Front]:
     pb_grpc.add_ExecutorServiceServicer_to_server(RestingExecutor(), server)
     server.add_insecure_port(f"127.0.0.1:{executor_port}")
     await server.start()
-    settings = gateway_settings(port, executor_port, 2 * NUM_LEFT)
+    settings = gateway_settings(port, [executor_port], 2 * NUM_LEFT)
     settings |= {
         "EVENFLOW_GATEWAY_GRPC_PORT": grpc_port,
         "EVENFLOW_GATEWAY_RESUME_WINDOW_S": WINDOW_S,

@@ -147,7 +147,7 @@ def _settings(port: int, executor_port: int, grpc_port: int) -> dict[str, object
         "READER_TIMEOUT_S": 5.0,
         "MAX_PACE_TAIL_S": 20.0,
     }
-    given = gateway_settings(port, executor_port, MAX_LIVE)
+    given = gateway_settings(port, [executor_port], MAX_LIVE)
     return given | {prefix + name: value for name, value in own.items()}
 
 

@@ -13,6 +13,7 @@ MODULES = {
     "thinking": "thinking",
     "routing": "routing",
     "links": "links",
+    "fleet": "fleet",
     "tracker": "tracker_reports",
     "vllm": "vllm_server",
 }

@@ -10,17 +10,15 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from itertools import count
 
-import httpx
 import psutil
 from grpc import aio
 
 from bench.document import Benchmark, Row
 from bench.gateway.processes import cpu_s, running, wait_until
-from bench.gateway.streams import GATEWAY_CORE, OTHER_CORE, gateway_settings
+from bench.gateway.streams import GATEWAY_CORE, OTHER_CORE, gateway_settings, num_connected
 from bench.gateway.synthetic_executor import EnginelessExecutor
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
-from lab.stack.metrics import sums_by_name
 from lab.stack.ports import free_port
 from services.kit.rpc import Context
 
@@ -34,14 +32,8 @@ class IdleExecutor(EnginelessExecutor):
     """Gets nothing to do, and tells gateways what others make it do."""
 
     def __init__(self, executor_id: str, loads_per_s: float) -> None:
-        self._executor_id, self._loads_per_s = executor_id, loads_per_s
-
-    async def GetModelInfo(  # noqa: N802
-        self, request: pb.GetModelInfoRequest, context: Context
-    ) -> pb.GetModelInfoResponse:
-        info = await super().GetModelInfo(request, context)
-        info.executor_id = self._executor_id
-        return info
+        super().__init__(executor_id)
+        self._loads_per_s = loads_per_s
 
     async def Stream(  # noqa: N802
         self, requests: AsyncIterator[pb.StreamRequest], context: Context
@@ -64,17 +56,17 @@ def measure() -> list[Row]:
 
 
 def _measure(num_links: int, loads_per_s: float) -> Row:
-    ports = ",".join(str(free_port()) for _ in range(num_links))
-    port, metrics_port = free_port(), free_port()
-    settings = gateway_settings(port, 0, 1) | {
-        "EVENFLOW_GATEWAY_EXECUTORS": ",".join(f"127.0.0.1:{one}" for one in ports.split(",")),
-        "EVENFLOW_GATEWAY_METRICS_PORT": metrics_port,
+    ports = [free_port() for _ in range(num_links)]
+    metrics_port = free_port()
+    settings = gateway_settings(free_port(), ports, 1) | {
+        "EVENFLOW_GATEWAY_METRICS_PORT": metrics_port
     }
+    arguments = ",".join(map(str, ports)), str(loads_per_s)
     with (
-        running("bench.gateway.links", ports, str(loads_per_s), cores=[OTHER_CORE]),
+        running("bench.gateway.links", *arguments, cores=[OTHER_CORE]),
         running("services.gateway", settings=settings, cores=[GATEWAY_CORE]) as front,
     ):
-        wait_until(lambda: _num_connected(metrics_port) == num_links, "all links")
+        wait_until(lambda: num_connected(metrics_port) == num_links, "all links")
         gateway = psutil.Process(front.pid)
         before_s, began_s = cpu_s([gateway]), time.monotonic()
         time.sleep(SECONDS)
@@ -86,15 +78,6 @@ def _measure(num_links: int, loads_per_s: float) -> Row:
         "cpu_frac": used_s / passed_s,
         "resident_bytes": resident_bytes,
     }
-
-
-def _num_connected(metrics_port: int) -> int:
-    """Return to how many executors the gateway is connected."""
-    try:
-        page = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", timeout=5).text
-    except httpx.HTTPError:
-        return 0
-    return int(sums_by_name(page).get("evenflow_gateway_executor_connected", 0))
 
 
 def table(rows: Sequence[Row]) -> list[list[str]]:

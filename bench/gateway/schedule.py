@@ -2,6 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Turn(NamedTuple):
+    """When an executor generates a burst of a stream."""
+
+    at_s: float  # from the start
+    stream: int
+    number: int  # of the stream's bursts
+    is_last: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +35,10 @@ class Schedule:
         """Return the time between two bursts of a stream."""
         return self.burst * self.interval_s / self.speedup
 
-    def turns(self) -> Iterator[tuple[float, int, int]]:
-        """Yield seconds from the start, stream, and burst number, in order of time."""
+    def turns(self) -> Iterator[Turn]:
+        """Yield the turns of all streams in order of time."""
         for number in range(self.num_bursts):
             for stream in range(self.num_streams):
                 phase = stream / self.num_streams if self.staggered else 0.0
-                yield (number + phase) * self.period_s, stream, number
+                at_s = (number + phase) * self.period_s
+                yield Turn(at_s, stream, number, number + 1 == self.num_bursts)

@@ -87,7 +87,7 @@ async def soak(minutes: float) -> None:
     server.add_insecure_port(f"127.0.0.1:{executor_port}")
     await server.start()
     # One that has left counts until the gateway has noticed.
-    settings = gateway_settings(port, executor_port, 2 * NUM_READERS)
+    settings = gateway_settings(port, [executor_port], 2 * NUM_READERS)
     with running("services.gateway", settings=settings) as front:
         await asyncio.to_thread(wait_until, lambda: is_ready(port), "the gateway")
         readers, gateway = Readers(port), psutil.Process(front.pid)

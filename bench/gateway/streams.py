@@ -12,6 +12,7 @@ import psutil
 from bench.document import Benchmark, Row
 from bench.gateway.processes import cpu_s, running, wait_until
 from bench.gateway.schedule import Schedule
+from lab.stack.metrics import sums_by_name
 from lab.stack.ports import free_port
 
 INTERVAL_S = 0.05  # 20 tokens per second and reader
@@ -45,6 +46,11 @@ def measure() -> list[Row]:
 
 
 def _measure(pattern: Pattern, num_streams: int) -> Row:
+    return {"pattern": pattern.name, **measure_streams(pattern, num_streams)}
+
+
+def measure_streams(pattern: Pattern, num_streams: int, num_executors: int = 1) -> Row:
+    """Return release errors, and what the gateway takes of processor and memory."""
     schedule = Schedule(
         num_streams=num_streams,
         interval_s=INTERVAL_S,
@@ -53,13 +59,12 @@ def _measure(pattern: Pattern, num_streams: int) -> Row:
         speedup=pattern.speedup,
         num_bursts=int(SECONDS / INTERVAL_S / pattern.burst),
     )
-    with streams_read(schedule) as reading:
+    with streams_read(schedule, num_executors) as reading:
         before_s, open_bytes = cpu_s([reading.gateway]), reading.gateway.memory_info().rss
         errors = reading.errors_s()
         used_s = cpu_s([reading.gateway]) - before_s
     return {
         "num_streams": num_streams,
-        "pattern": pattern.name,
         "release_error_s": errors,
         "cpu_per_token_s": used_s / (num_streams * schedule.num_tokens),
         "cpu_frac": used_s / SECONDS,
@@ -83,17 +88,20 @@ class Reading:
 
 
 @contextmanager
-def streams_read(schedule: Schedule) -> Iterator[Reading]:
-    """Run an executor, a gateway on a core of its own, and readers; begin with the first token."""
+def streams_read(schedule: Schedule, num_executors: int = 1) -> Iterator[Reading]:
+    """Run executors, a gateway on a core of its own, and readers; begin with the first token."""
     text = json.dumps(asdict(schedule))
-    executor_port, port = free_port(), free_port()
-    settings = gateway_settings(port, executor_port, schedule.num_streams)
-    arguments = str(executor_port), text
+    executor_ports = [free_port() for _ in range(num_executors)]
+    port, metrics_port = free_port(), free_port()
+    settings = gateway_settings(port, executor_ports, schedule.num_streams) | {
+        "EVENFLOW_GATEWAY_METRICS_PORT": metrics_port
+    }
+    arguments = ",".join(map(str, executor_ports)), text
     with (
         running("bench.gateway.synthetic_executor", *arguments, cores=[OTHER_CORE]) as executor,
         running("services.gateway", settings=settings, cores=[GATEWAY_CORE]) as front,
     ):
-        wait_until(lambda: is_ready(port), "the gateway")
+        wait_until(lambda: num_connected(metrics_port) == num_executors, "all executors")
         gateway = psutil.Process(front.pid)
         before_bytes = gateway.memory_info().rss
         with running("bench.gateway.sse_readers", str(port), text, cores=[OTHER_CORE]) as readers:
@@ -102,13 +110,15 @@ def streams_read(schedule: Schedule) -> Iterator[Reading]:
             yield Reading(port=port, gateway=gateway, before_bytes=before_bytes, readers=readers)
 
 
-def gateway_settings(port: int, executor_port: int, max_streams: int) -> dict[str, object]:
-    """Return a gateway's settings for streams of one executor, without a tracker."""
+def gateway_settings(
+    port: int, executor_ports: Sequence[int], max_streams: int
+) -> dict[str, object]:
+    """Return a gateway's settings for streams of executors here, without a tracker."""
     return {
         "EVENFLOW_GATEWAY_HTTP_PORT": port,
         "EVENFLOW_GATEWAY_GRPC_PORT": 0,
         "EVENFLOW_GATEWAY_METRICS_PORT": 0,
-        "EVENFLOW_GATEWAY_EXECUTORS": f"127.0.0.1:{executor_port}",
+        "EVENFLOW_GATEWAY_EXECUTORS": ",".join(f"127.0.0.1:{one}" for one in executor_ports),
         "EVENFLOW_GATEWAY_TRACKER": "",
         "EVENFLOW_GATEWAY_MAX_LIVE_REQUESTS": max_streams,
         "EVENFLOW_GATEWAY_LOG_LEVEL": "warning",
@@ -122,6 +132,15 @@ def is_ready(port: int) -> bool:
         return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=5).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+def num_connected(metrics_port: int) -> int:
+    """Return to how many executors the gateway there is connected."""
+    try:
+        page = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics", timeout=5).text
+    except httpx.HTTPError:
+        return 0
+    return int(sums_by_name(page).get("evenflow_gateway_executor_connected", 0))
 
 
 def line_of(process: "subprocess.Popen[str]") -> str:

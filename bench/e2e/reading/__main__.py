@@ -11,7 +11,14 @@ from pathlib import Path
 
 from grpc import aio
 
-from bench.document import Benchmark, document, markdown
+from bench.document import (
+    Benchmark,
+    add_page_option,
+    document,
+    expect_tables,
+    markdown,
+    write_table,
+)
 from bench.document import save as save_document
 from bench.e2e.reading.figures import (
     DEFINITIONS,
@@ -29,6 +36,7 @@ from bench.e2e.replay import RunError
 from bench.e2e.stack import planner
 from bench.e2e.systems import SYSTEMS, is_resident
 
+NAME = "e2e-reading"
 COMPARED = ("vllm", "evenflow", "vllm@0.02", "vllm@0.05")
 
 
@@ -53,7 +61,7 @@ def main() -> None:
                     print(f"{key.name}: no figures, see {out}: {error}", flush=True)
     rows = rows_of([load(path) for path in sorted((out / "runs").glob("*.json"))])
     benchmark = Benchmark(
-        name="e2e-reading",
+        name=NAME,
         title="Readers at reading speed, on the engine",
         definitions=DEFINITIONS,
         measure=lambda: rows,
@@ -63,6 +71,8 @@ def main() -> None:
     content = document(benchmark, rows, load_before) | {"step_s": place.step_s}
     save_document(content, out / "report.json")
     print(markdown(benchmark, content))
+    if options.page:
+        write_table(options.page, NAME, content, table(rows))
 
 
 def _keys(options: argparse.Namespace) -> list[RunKey]:
@@ -95,7 +105,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--systems", nargs="+", choices=SYSTEMS, default=list(COMPARED))
     parser.add_argument("--lambdas", nargs="+", type=float, default=[0.03, 0.16])
     parser.add_argument("--seeds", type=int, default=3)
-    return parser.parse_args()
+    add_page_option(parser)
+    options = parser.parse_args()
+    expect_tables(options.page, [NAME], parser)
+    return options
 
 
 if __name__ == "__main__":
