@@ -44,7 +44,7 @@ class EnginelessExecutor(pb_grpc.ExecutorServiceServicer):
 
 
 class Submits:
-    """The streams of a schedule in the order in which they were submitted, and to which executor."""
+    """The streams of a schedule as they are submitted, and to which executor."""
 
     def __init__(self, num_streams: int) -> None:
         self.executors: list[SyntheticExecutor] = []
