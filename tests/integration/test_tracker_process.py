@@ -52,6 +52,10 @@ class TrackerProcess:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    def channel(self) -> aio.Channel:
+        """Return a channel with a connection of its own: a shared one may be the dead process's."""
+        return aio.insecure_channel(self.address, options=[("grpc.use_local_subchannel_pool", 1)])
+
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.subprocess.Process]:
         process = await asyncio.create_subprocess_exec(
@@ -66,8 +70,7 @@ class TrackerProcess:
             await process.wait()
 
     async def _wait_until_serving(self) -> None:
-        own = [("grpc.use_local_subchannel_pool", 1)]  # else it may get one to the process before
-        async with aio.insecure_channel(self.address, options=own) as channel:
+        async with self.channel() as channel:
             updates = health_pb2_grpc.HealthStub(channel).Watch(
                 health_pb2.HealthCheckRequest(), wait_for_ready=True, timeout=WAIT_S
             )
@@ -101,17 +104,6 @@ async def code_of(call: Any) -> StatusCode:
     return caught.value.code()
 
 
-async def snapshot_of_the_next(stub: "TrackerServiceAsyncStub") -> pb.SnapshotResponse:
-    """Return what the tracker that serves has, even where a call still goes to the one before."""
-    async with asyncio.timeout(WAIT_S):
-        while True:
-            try:
-                return await stub.Snapshot(EX, wait_for_ready=True)
-            except aio.AioRpcError as failure:
-                if failure.code() is not StatusCode.UNAVAILABLE:
-                    raise
-
-
 async def test_it_serves_without_redis_and_recovers_when_redis_comes(
     tracker: TrackerProcess, redis_server: RedisServer, stub: "TrackerServiceAsyncStub"
 ) -> None:
@@ -138,8 +130,8 @@ async def test_a_restarted_tracker_finds_the_record_in_redis(
         await stub.RegisterExecutor(OFFER)
         process.kill()
 
-    async with tracker.running():
-        answer = await snapshot_of_the_next(stub)
+    async with tracker.running(), tracker.channel() as channel:
+        answer = await pb_grpc.TrackerServiceStub(channel).Snapshot(EX, timeout=WAIT_S)
 
     assert answer.executor.epoch == EPOCH
 
@@ -201,7 +193,7 @@ async def until_counts(
     async with asyncio.timeout(WAIT_S):
         while seen != expected:
             await asyncio.sleep(0.05)
-            snapshot = await snapshot_of_the_next(stub)
+            snapshot = await stub.Snapshot(EX, wait_for_ready=True)
             seen = {
                 r.request_id: (
                     r.num_generated_tokens,
@@ -240,13 +232,15 @@ async def test_counts_equal_the_truth_after_tracker_and_redis_were_killed_under_
         process.kill()
         await stream_tokens(gateway, executor, range(101, 131))
 
-    async with tracker.running():
+    async with tracker.running(), tracker.channel() as channel:
         await stream_tokens(gateway, executor, range(131, 151))
         for i in range(20):
             ref = RequestRef("ex0", f"r{i}", 1)
             executor.update(ref, state=pb.REQUEST_STATE_FINISHED, final=True)
             gateway.update(ref, num_delivered=150, final=True)
-        await until_counts(stub, {f"r{i}": (150, 150, 0) for i in range(20)})
+        await until_counts(
+            pb_grpc.TrackerServiceStub(channel), {f"r{i}": (150, 150, 0) for i in range(20)}
+        )
 
     for loop in loops:
         assert not loop.done()
