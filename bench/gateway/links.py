@@ -11,14 +11,12 @@ from collections.abc import AsyncIterator, Sequence
 from itertools import count
 
 import psutil
-from grpc import aio
 
 from bench.document import Benchmark, Row
 from bench.gateway.processes import cpu_s, running, wait_until
 from bench.gateway.streams import GATEWAY_CORE, OTHER_CORE, gateway_settings, num_connected
-from bench.gateway.synthetic_executor import EnginelessExecutor
+from bench.gateway.synthetic_executor import EnginelessExecutor, started
 from evenflow.executor.v1 import executor_pb2 as pb
-from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from lab.stack.ports import free_port
 from services.kit.rpc import Context
 
@@ -58,9 +56,7 @@ def measure() -> list[Row]:
 def _measure(num_links: int, loads_per_s: float) -> Row:
     ports = [free_port() for _ in range(num_links)]
     metrics_port = free_port()
-    settings = gateway_settings(free_port(), ports, 1) | {
-        "EVENFLOW_GATEWAY_METRICS_PORT": metrics_port
-    }
+    settings = gateway_settings(free_port(), ports, 1, metrics_port=metrics_port)
     arguments = ",".join(map(str, ports)), str(loads_per_s)
     with (
         running("bench.gateway.links", *arguments, cores=[OTHER_CORE]),
@@ -125,13 +121,7 @@ BENCHMARK = Benchmark(
 
 
 async def _serve(ports: Sequence[str], loads_per_s: float) -> None:
-    servers = []
-    for port in ports:
-        server = aio.server(options=[("grpc.so_reuseport", 0)])
-        pb_grpc.add_ExecutorServiceServicer_to_server(IdleExecutor(port, loads_per_s), server)
-        server.add_insecure_port(f"127.0.0.1:{port}")
-        await server.start()
-        servers.append(server)
+    servers = await started({port: IdleExecutor(port, loads_per_s) for port in ports})
     await asyncio.gather(*(server.wait_for_termination() for server in servers))
 
 

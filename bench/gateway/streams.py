@@ -93,9 +93,8 @@ def streams_read(schedule: Schedule, num_executors: int = 1) -> Iterator[Reading
     text = json.dumps(asdict(schedule))
     executor_ports = [free_port() for _ in range(num_executors)]
     port, metrics_port = free_port(), free_port()
-    settings = gateway_settings(port, executor_ports, schedule.num_streams) | {
-        "EVENFLOW_GATEWAY_METRICS_PORT": metrics_port
-    }
+    num_streams = schedule.num_streams
+    settings = gateway_settings(port, executor_ports, num_streams, metrics_port=metrics_port)
     arguments = ",".join(map(str, executor_ports)), text
     with (
         running("bench.gateway.synthetic_executor", *arguments, cores=[OTHER_CORE]) as executor,
@@ -111,13 +110,13 @@ def streams_read(schedule: Schedule, num_executors: int = 1) -> Iterator[Reading
 
 
 def gateway_settings(
-    port: int, executor_ports: Sequence[int], max_streams: int
+    port: int, executor_ports: Sequence[int], max_streams: int, *, metrics_port: int = 0
 ) -> dict[str, object]:
     """Return a gateway's settings for streams of executors here, without a tracker."""
     return {
         "EVENFLOW_GATEWAY_HTTP_PORT": port,
         "EVENFLOW_GATEWAY_GRPC_PORT": 0,
-        "EVENFLOW_GATEWAY_METRICS_PORT": 0,
+        "EVENFLOW_GATEWAY_METRICS_PORT": metrics_port,
         "EVENFLOW_GATEWAY_EXECUTORS": ",".join(f"127.0.0.1:{one}" for one in executor_ports),
         "EVENFLOW_GATEWAY_TRACKER": "",
         "EVENFLOW_GATEWAY_MAX_LIVE_REQUESTS": max_streams,

@@ -10,8 +10,7 @@ import gc
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from itertools import count
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
 import uvloop
 from grpc import aio
@@ -77,9 +76,10 @@ class SyntheticExecutor(EnginelessExecutor):
         self, requests: AsyncIterator[pb.StreamRequest], context: Context
     ) -> AsyncIterator[pb.StreamResponse]:
         reading = asyncio.create_task(self._read(requests))
-        sequence = count()
+        sequence = 0
         async for frame in self._frames():
-            frame.sequence = next(sequence)
+            frame.sequence = sequence
+            sequence += 1
             yield frame
         await reading
 
@@ -114,16 +114,22 @@ class SyntheticExecutor(EnginelessExecutor):
         )
 
 
-async def serve(ports: Sequence[str], schedule: Schedule) -> None:
-    submits = Submits(schedule.num_streams)
-    executors = [SyntheticExecutor(port, submits, schedule.burst) for port in ports]
+async def started(executors: Mapping[str, EnginelessExecutor]) -> list[aio.Server]:
+    """Start a server for each executor, at the port that is its key."""
     servers = []
-    for port, executor in zip(ports, executors, strict=True):
-        server = aio.server()
+    for port, executor in executors.items():
+        server = aio.server(options=[("grpc.so_reuseport", 0)])
         pb_grpc.add_ExecutorServiceServicer_to_server(executor, server)
         server.add_insecure_port(f"127.0.0.1:{port}")
         await server.start()
         servers.append(server)
+    return servers
+
+
+async def serve(ports: Sequence[str], schedule: Schedule) -> None:
+    submits = Submits(schedule.num_streams)
+    executors = [SyntheticExecutor(port, submits, schedule.burst) for port in ports]
+    servers = await started(dict(zip(ports, executors, strict=True)))
     await submits.all_here.wait()
     turns: dict[SyntheticExecutor, list[Turn]] = {executor: [] for executor in executors}
     for turn in schedule.turns():
