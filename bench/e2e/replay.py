@@ -1,7 +1,7 @@
 """Sends a trace to an executor as a gateway does, and notes when each token comes.
 
 Readers take each token when it is due, by the function that the gateway's pacer calls; their
-progress goes back every 50 ms, as from a gateway.
+progress goes back as often as from a gateway.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from bench.e2e.trace import TracedRequest
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.gateway.v1 import generation_pb2 as gen
 from lab.executor_client import Answer, GatewayStream
+from services.gateway.executors.outbox import DELIVERED_INTERVAL_S
 from services.kit.wire import write
 from services.pacing.deposit import due_times_s, release_interval_s
 
-DELIVERED_INTERVAL_S = 0.05
 SAMPLES_PER_S = 2.0
 DRAIN_TIMEOUT_S = 300.0  # after the last arrival
 

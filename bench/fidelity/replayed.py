@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.e2e.records import RequestRecord, RunRecord, Sample
-from bench.e2e.replay import DELIVERED_INTERVAL_S
 from bench.e2e.systems import SYSTEMS, Device, is_resident
 from bench.e2e.trace import NUM_WARM_UP_REQUESTS, warm_up
 from bench.fidelity.machine import Calibration, machine_of, shape_of
+from services.gateway.executors.outbox import DELIVERED_INTERVAL_S
 from services.pacing.types import ServiceLevel
 from services.placement.types import PolicyParameters, RequestId
 from simulator.compose import make_engine

@@ -24,6 +24,7 @@ class Schedule:
     speedup: float  # of generation over reading, >= 1; above 1 a late frame puts off no reader
     staggered: bool  # False: one frame holds a burst of every stream
     num_bursts: int
+    num_ahead: int = 0  # bursts that come with the first one
 
     @property
     def num_tokens(self) -> int:
@@ -35,10 +36,13 @@ class Schedule:
         """Return the time between two bursts of a stream."""
         return self.burst * self.interval_s / self.speedup
 
-    def turns(self) -> Iterator[Turn]:
-        """Yield the turns of all streams in order of time."""
+    def turns(self) -> list[Turn]:
+        """Return the turns of all streams in order of time."""
+        return sorted(turn for stream in range(self.num_streams) for turn in self._turns(stream))
+
+    def _turns(self, stream: int) -> Iterator[Turn]:
+        phase = stream / self.num_streams if self.staggered else 0.0
+        start = phase * (1 + self.num_ahead)  # streams begin so that no more comes than later
         for number in range(self.num_bursts):
-            for stream in range(self.num_streams):
-                phase = stream / self.num_streams if self.staggered else 0.0
-                at_s = (number + phase) * self.period_s
-                yield Turn(at_s, stream, number, number + 1 == self.num_bursts)
+            at_s = (start + max(0, number - self.num_ahead)) * self.period_s
+            yield Turn(at_s, stream, number, number + 1 == self.num_bursts)

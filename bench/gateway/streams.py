@@ -29,6 +29,7 @@ class Pattern:
     staggered: bool  # one stream after the other
     speedup: float  # of generation over reading
     num_streams: tuple[int, ...]
+    num_ahead: int = 0  # as in `Schedule`
 
 
 PATTERNS = (
@@ -58,6 +59,7 @@ def measure_streams(pattern: Pattern, num_streams: int, num_executors: int = 1) 
         staggered=pattern.staggered,
         speedup=pattern.speedup,
         num_bursts=int(SECONDS / INTERVAL_S / pattern.burst),
+        num_ahead=pattern.num_ahead,
     )
     with streams_read(schedule, num_executors) as reading:
         before_s, open_bytes = cpu_s([reading.gateway]), reading.gateway.memory_info().rss

@@ -10,7 +10,8 @@ import gc
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import uvloop
 from grpc import aio
@@ -19,6 +20,12 @@ from bench.gateway.schedule import Schedule, Turn
 from evenflow.executor.v1 import executor_pb2 as pb
 from evenflow.executor.v1 import executor_pb2_grpc as pb_grpc
 from evenflow.gateway.v1 import generation_pb2 as gen
+from services.executor.convert import frame_to_proto, submissions_from_proto
+from services.executor.serving.request_trace import RequestTrace
+from services.executor.serving.step_stream import BEAT_S, Acceptance, StepStream
+from services.executor.serving.streamed_request import StreamedRequest
+from services.executor.types import Delta, Rejection, Token
+from services.generation.finish import FinishReason
 from services.kit.rpc import Context
 
 MODEL = "synthetic"
@@ -59,59 +66,67 @@ class Submits:
 
 
 class SyntheticExecutor(EnginelessExecutor):
+    """Has its tokens in frames as an executor has, and beats as it does."""
+
     def __init__(self, executor_id: str, submits: Submits, burst: int) -> None:
         super().__init__(executor_id)
         self._submits, self._burst = submits, burst
-        self._request_ids: dict[int, str] = {}
-        self._accepted: asyncio.Queue[pb.Accepted | None] = asyncio.Queue()
-        self._start_s = 0.0
-        self._turns: Iterator[Turn] = iter(())
-
-    def begin(self, start_s: float, turns: Sequence[Turn]) -> None:
-        """Begin to generate, once no stream is to come."""
-        self._start_s, self._turns = start_s, iter(turns)
-        self._accepted.put_nowait(None)
+        self._stream = StepStream()
+        self._live: dict[int, StreamedRequest] = {}  # by the number of its stream
+        self._numbers: dict[str, int] = {}
 
     async def Stream(  # noqa: N802
         self, requests: AsyncIterator[pb.StreamRequest], context: Context
     ) -> AsyncIterator[pb.StreamResponse]:
         reading = asyncio.create_task(self._read(requests))
-        sequence = 0
-        async for frame in self._frames():
-            frame.sequence = sequence
-            sequence += 1
-            yield frame
+        while frame := await self._stream.next_frame():
+            yield frame_to_proto(frame)
         await reading
 
     async def _read(self, requests: AsyncIterator[pb.StreamRequest]) -> None:
         async for request in requests:
-            if request.WhichOneof("message") == "submit":
-                request_id = request.submit.request_id
-                self._request_ids[self._submits.add(self)] = request_id
-                self._accepted.put_nowait(pb.Accepted(request_id=request_id, num_prompt_tokens=1))
+            match request.WhichOneof("message"):
+                case "submit":
+                    self._take(request.submit)
+                case "delivered":
+                    for count in request.delivered.counts:
+                        number = self._numbers.get(count.request_id)
+                        if number is not None:
+                            self._live[number].num_delivered = count.num_delivered_tokens
 
-    async def _frames(self) -> AsyncIterator[pb.StreamResponse]:
-        while accepted := await self._accepted.get():
-            yield pb.StreamResponse(accepted=[accepted])
-        turn = next(self._turns, None)
-        while turn is not None:
-            step_s = STEP_S if turn.number else FIRST_STEP_S
-            await asyncio.sleep(max(step_s, self._start_s + turn.at_s - time.monotonic()))
+    def _take(self, submit: pb.Submit) -> None:
+        submissions = submissions_from_proto(submit)
+        assert not isinstance(submissions, Rejection)
+        live = StreamedRequest(submission=submissions[0], trace=RequestTrace(submissions[0]))
+        live.pace(submissions[0].service_level)
+        number = self._submits.add(self)
+        self._live[number], self._numbers[submit.request_id] = live, number
+        self._stream.accept(submit.request_id, Acceptance(num_prompt_tokens=1))
+
+    async def generate(self, start_s: float, turns: Iterable[Turn], *, phase: float) -> None:
+        """Generate as is its turn, once no stream is to come. `phase`: of its beats, in [0, 1)."""
+        beating = asyncio.create_task(self._beat(phase))
+        waiting = deque(turns)
+        while waiting:
+            step_s = STEP_S if waiting[0].number else FIRST_STEP_S
+            await asyncio.sleep(max(step_s, start_s + waiting[0].at_s - time.monotonic()))
             now_s = time.monotonic()
-            frame = pb.StreamResponse()
-            while turn is not None and self._start_s + turn.at_s <= now_s:
-                self._generate(frame, turn, now_s)
-                turn = next(self._turns, None)
-            if frame.outputs:
-                yield frame
+            while waiting and start_s + waiting[0].at_s <= now_s:
+                self._step(waiting.popleft(), now_s)
+        beating.cancel()
 
-    def _generate(self, frame: pb.StreamResponse, turn: Turn, now_s: float) -> None:
-        frame.outputs.add(
-            request_id=self._request_ids[turn.stream],
-            first_token_index=turn.number * self._burst,
-            tokens=[pb.Token(id=1, text=f"{now_s:.6f}")] * self._burst,
-            ending=LENGTH if turn.is_last else None,
-        )
+    def _step(self, turn: Turn, now_s: float) -> None:
+        live = self._live[turn.stream]
+        tokens = (Token(1, f"{now_s:.6f}"),) * self._burst
+        delta = Delta(tokens, FinishReason.LENGTH if turn.is_last else None)
+        self._stream.push(live.submission.request_id, delta, num_covering=live.num_covering)
+        live.take(delta)
+
+    async def _beat(self, phase: float) -> None:
+        await asyncio.sleep(phase * BEAT_S)
+        while True:
+            await asyncio.sleep(BEAT_S)
+            self._stream.beat()
 
 
 async def started(executors: Mapping[str, EnginelessExecutor]) -> list[aio.Server]:
@@ -139,8 +154,11 @@ async def serve(ports: Sequence[str], schedule: Schedule) -> None:
     await asyncio.sleep(SETTLE_S)
     print("generating", flush=True)
     start_s = time.monotonic()
-    for executor in executors:
-        executor.begin(start_s, turns[executor])
+    generating = (
+        one.generate(start_s, turns[one], phase=number / len(executors))
+        for number, one in enumerate(executors)
+    )
+    await asyncio.gather(*generating)
     await asyncio.gather(*(server.wait_for_termination() for server in servers))
 
 

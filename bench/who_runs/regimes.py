@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from bench.e2e.replay import DELIVERED_INTERVAL_S
 from bench.e2e.systems import MAX_NUM_SEQS, Device
 from bench.e2e.trace import poisson_trace
 from bench.fidelity.machine import Calibration, machine_of, shape_of
@@ -18,6 +17,7 @@ from bench.papers import ellm, layerkv, orbitflow, tokenflow
 from bench.who_runs import beside_people, prefixes, reading, sessions
 from bench.who_runs.cases import Case, Regime, deployed, lognormal, on_gpu
 from bench.who_runs.demo_readers import demo
+from services.gateway.executors.outbox import DELIVERED_INTERVAL_S
 from services.pacing.types import ServiceLevel
 from services.placement.types import RequestId
 from simulator.comparison.grid import Cell

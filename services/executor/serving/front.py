@@ -17,6 +17,7 @@ from services.executor.serving.load import Newcomers, load_of
 from services.executor.serving.next_prefixes import NextPrefixes
 from services.executor.serving.progress import NoProgress, ProgressSink
 from services.executor.serving.session import Admission, Gateway, GenerationEngine, Session
+from services.executor.serving.step_stream import BEAT_S
 from services.executor.serving.tool_waits import ToolWaits
 from services.executor.serving.watch import watch
 from services.executor.types import (
@@ -35,7 +36,6 @@ from services.reporting.load import ExecutorLoad
 
 log = structlog.get_logger()
 
-BEAT_S = 0.25  # gateways take seconds without a frame for a broken link
 RESUMED_SHARE = 4  # a part of the limit, beside it: for answers that were begun elsewhere
 
 

@@ -35,7 +35,6 @@ from services.generation.finish import FinishReason
 from services.generation.lifecycle import RequestStatus
 from services.kit.rpc import bind_request_id
 from services.kit.telemetry.tracing import Tracing
-from services.pacing.deposit import release_interval_s
 from services.pacing.types import ServiceLevel
 from services.reporting.load import ExecutorLoad
 
@@ -154,11 +153,9 @@ class Session:
     def _enter(self, submission: Submission) -> StreamedRequest:
         trace = RequestTrace(submission, self._tracing)
         submission = replace(submission, trace=trace.context)
-        interval_s = release_interval_s(submission.service_level)
-        answer = answer_of(submission)
-        return StreamedRequest(
-            submission=submission, trace=trace, interval_s=interval_s, answer=answer
-        )
+        live = StreamedRequest(submission=submission, trace=trace, answer=answer_of(submission))
+        live.pace(submission.service_level)
+        return live
 
     def _is_taken(self, request_id: str) -> bool:
         return request_id in self._live or self._stream.knows(request_id)
@@ -244,7 +241,9 @@ class Session:
                 )
 
     def _push(self, live: StreamedRequest, delta: Delta) -> None:
-        self._stream.push(live.submission.request_id, delta, prompt=live.echo(delta))
+        prompt, num_covering = live.echo(delta), live.num_covering
+        request_id = live.submission.request_id
+        self._stream.push(request_id, delta, prompt=prompt, num_covering=num_covering)
         live.take(delta)
 
     def _note_turn(self, live: StreamedRequest, delta: Delta) -> None:
@@ -329,7 +328,8 @@ class Session:
         for request_id, service_level in paces:
             live = self._live.get(request_id)
             if live is not None and live.engine_id:
-                live.interval_s = release_interval_s(service_level)
+                live.pace(service_level)
+                self._stream.beat()  # what was covered may not be any more
                 self._engine.repace(live.engine_id, service_level)
 
     def end_input(self) -> None:

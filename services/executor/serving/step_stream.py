@@ -1,12 +1,17 @@
 """One gateway's stream of frames: what each engine step added to all of its requests.
 
 The engine side only ever adds to the pending frame; the one writer takes it as soon as it can.
-A writer that lags finds several steps in one frame. Nothing is dropped, and nothing waits: the
-pending frame holds no more than the tokens that live requests may still produce. What is too much
-for one message waits for the next: a message above gRPC's limit would end the stream.
+A writer that lags finds several steps in one frame. Nothing is dropped: the pending frame holds no
+more than the tokens that live requests may still produce. What is too much for one message waits
+for the next: a message above gRPC's limit would end the stream.
+
+A frame costs a gateway and the executor about as much as some dozens of tokens in it. Those that
+are *covered*, since their readers have enough in hand, wait for the next beat therefore, unless a
+frame goes before it, or they have become many.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import repeat
@@ -16,6 +21,9 @@ from services.generation.logprobs import EchoedPrompt, TokenLogprobs
 from services.generation.retention import Retained
 from services.reporting.load import ExecutorLoad
 
+BEAT_S = 0.25  # a frame at least so often; gateways take seconds without one for a broken link
+COVER_S = 3 * BEAT_S  # of reading at the gateway: until the beat, and as long as reports take
+MAX_COVERED_TOKENS = 64  # in one frame: not for long does the gateway do nothing else
 MAX_FRAME_BYTES = 256 << 10  # of tokens and echoes, but for the last; some 30 ms to write
 ENTRY_BYTES = 32  # of a token or a probability on the wire, without its text
 CHARACTER_BYTES = 4  # at most
@@ -75,6 +83,7 @@ class StepStream:
         self._num_steps = num_steps
         self._pending = Frame(sequence=0)
         self._is_due = False  # a frame, whether or not there is news
+        self._num_covered = 0  # tokens that are pending and may wait
         self._is_leaving = False
         self._load: ExecutorLoad | None = None  # newest
         self._told_load: ExecutorLoad | None = None  # that the gateway knows
@@ -103,8 +112,17 @@ class StepStream:
         self._pending.rejected.append((request_id, rejection))
         self._wake.set()
 
-    def push(self, request_id: str, delta: Delta, *, prompt: EchoedPrompt | None = None) -> None:
-        """Add one step of an accepted request, `prompt` with its first token."""
+    def push(
+        self,
+        request_id: str,
+        delta: Delta,
+        *,
+        prompt: EchoedPrompt | None = None,
+        num_covering: float = math.inf,
+    ) -> None:
+        """Add one step of an accepted request, `prompt` with its first token. `num_covering`: of
+        its tokens the gateway must have so many for new ones to be covered.
+        """
         output = self._pending.outputs.get(request_id)
         if output is None:
             output = Output(first_token_index=self._num_sent[request_id])
@@ -116,7 +134,10 @@ class StepStream:
         output.stop_string = delta.stop_string
         output.retained = delta.retained
         output.prompt = prompt or output.prompt
-        self._wake.set()
+        self._num_covered += len(delta.tokens)
+        is_covered = self._num_sent[request_id] >= num_covering and delta.ending is None
+        if not is_covered or self._num_covered > MAX_COVERED_TOKENS:
+            self._wake.set()
 
     def beat(self) -> None:
         """Have the writer take a frame soon, without news if there is none."""
@@ -141,7 +162,9 @@ class StepStream:
             self._wake.set()
 
     async def next_frame(self) -> Frame | None:
-        """Wait for news and take all of it; None at the end. For one writer only."""
+        """Wait for news that is not covered, and take all news; None at the end. For one writer
+        only.
+        """
         await self._wake.wait()
         if self._has_news():
             return self._take()
@@ -154,7 +177,7 @@ class StepStream:
 
     def _take(self) -> Frame:
         taken, self._pending = _cut(self._pending, MAX_FRAME_BYTES)
-        self._is_due = False
+        self._is_due, self._num_covered = False, 0
         news = self._load if self._load != self._told_load else None
         self._told_load = self._load
         frame = replace(

@@ -1,11 +1,15 @@
 """What a session has of one request."""
 
+import math
 from dataclasses import dataclass, replace
 
 from services.executor.serving.next_prefixes import AnswerSoFar
 from services.executor.serving.request_trace import RequestTrace
+from services.executor.serving.step_stream import COVER_S
 from services.executor.types import Delta, Ending, Failure, PreparedRequest, Submission
 from services.generation.logprobs import EchoedPrompt
+from services.pacing.deposit import max_held_s, release_interval_s
+from services.pacing.types import ServiceLevel
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,8 +24,14 @@ class StreamedRequest:
     num_delivered: int = 0
     reads: bool = True  # the scheduler takes the tokens to come for text that is read
     interval_s: float = 0.0  # between two tokens, as its reader reads them; 0: no pace is known
+    is_paced: bool = False  # the gateway keeps tokens back until they are due
     num_awaited: int = 0  # tokens to be computed until it has a new one; 0: it has
     answer: AnswerSoFar | None = None  # where what the next turn begins with is to be computed
+
+    def pace(self, level: ServiceLevel) -> None:
+        """Take in how it is read from now on."""
+        self.interval_s = release_interval_s(level)
+        self.is_paced = self.interval_s > 0 and max_held_s(level) == math.inf
 
     def take(self, delta: Delta) -> None:
         """Take in a step of its answer."""
@@ -32,6 +42,16 @@ class StreamedRequest:
     @property
     def num_deposited(self) -> int:
         return max(0, self.num_generated - self.num_delivered)
+
+    @property
+    def num_covering(self) -> float:
+        """Return how many tokens the gateway must have for its reader to lack none for `COVER_S`,
+        but for what the newest report's way here took; infinite where tokens go to the client as
+        they come.
+        """
+        if not (self.is_paced and self.reads):
+            return math.inf
+        return self.num_delivered + 1 + COVER_S / self.interval_s
 
     def echo(self, delta: Delta) -> EchoedPrompt | None:
         """Return the prompt if it goes with `delta`, which is not counted yet: with the first

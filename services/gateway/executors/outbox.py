@@ -9,7 +9,7 @@ from evenflow.gateway.v1 import generation_pb2 as gen
 from services.kit.wire import write
 from services.pacing.types import ServiceLevel
 
-DELIVERED_INTERVAL_S = 0.05  # at most one report of reader progress in this time
+DELIVERED_INTERVAL_S = 0.25  # at most one report of reader progress in this time
 
 
 class Outbox:

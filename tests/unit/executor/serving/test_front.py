@@ -1065,3 +1065,32 @@ async def test_the_account_of_kv_has_the_names_that_gateways_gave(
     for limit in (-1, 1_001):
         with pytest.raises(InvalidRequestError):
             await servicer.GetKVHolders(pb.GetKVHoldersRequest(limit=limit), None)
+
+
+async def test_a_changed_pace_sends_what_was_covered(session: Session, engine: FakeEngine) -> None:
+    session.submit([make_submission("a", service_level=ServiceLevel(consumption_rate_tps=5.0))])
+    await settle()
+    engine.generate("a", *range(20))
+    assert len((await next_frame(session)).outputs["a"].tokens) == 20
+    engine.generate("a", 1)
+    waiting = asyncio.ensure_future(next_frame(session))
+    await settle()
+    assert not waiting.done()
+
+    session.repace([("a", ServiceLevel(consumption_rate_tps=50.0))])
+
+    assert len((await waiting).outputs["a"].tokens) == 1
+    engine.generate("a", 2)
+    assert len((await next_frame(session)).outputs["a"].tokens) == 1
+
+
+async def test_delivered_tokens_cover_none_that_come(session: Session, engine: FakeEngine) -> None:
+    session.submit([make_submission("a", service_level=ServiceLevel(consumption_rate_tps=5.0))])
+    await settle()
+    engine.generate("a", *range(20))
+    await next_frame(session)
+
+    session.take_delivered([("a", 20)])
+    engine.generate("a", 1)
+
+    assert len((await next_frame(session)).outputs["a"].tokens) == 1
