@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.mutations import MUTATIONS, ROOT, Mutation
+from tests.mutations import MUTATIONS
+from tests.mutations.mutation import ROOT, Mutation
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

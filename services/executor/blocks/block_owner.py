@@ -23,12 +23,12 @@ from services.executor.blocks.failures import may_mirror
 from services.executor.blocks.growth import Growth
 from services.executor.blocks.holder import GroupKV, Holder
 from services.executor.blocks.host_pool import HostPool
-from services.executor.blocks.late_copies import LateCopies
+from services.executor.blocks.kept.late_copies import LateCopies
+from services.executor.blocks.kept.returns import Returns
 from services.executor.blocks.pool_blocks import PoolBlocks
 from services.executor.blocks.quarantine import Quarantine
 from services.executor.blocks.residency import RequestKV, on_host_only
 from services.executor.blocks.restores import Restores
-from services.executor.blocks.returns import Returns
 from services.executor.blocks.seals import Seals
 from services.executor.blocks.sharing.publishing import Publishing
 from services.executor.blocks.sharing.trunks import Trunks, leave_found

@@ -9,8 +9,8 @@ from vllm.v1.request import RequestStatus
 
 from services.control.prefixes.prefix_cache import num_complete
 from services.control.prefixes.retention import RetentionBudget
-from services.executor.blocks import late_copies
-from services.executor.blocks.late_copies import NAMES
+from services.executor.blocks.kept import late_copies
+from services.executor.blocks.kept.late_copies import NAMES
 from services.executor.blocks.transfers.losses import Losses
 from services.executor.kv_options import KVOptions
 from services.executor.request_tag import KeptTokens, with_kept

@@ -3,8 +3,8 @@
 import pytest
 
 from services.control.prefixes.retention import RetentionBudget
-from services.executor.blocks import returns
-from services.executor.blocks.returns import NAMES
+from services.executor.blocks.kept import returns
+from services.executor.blocks.kept.returns import NAMES
 from services.executor.blocks.transfers.losses import Losses
 from services.executor.step_messages import FailureCause, StepFeedback
 from services.placement.layer_placement import ALL_RESIDENT
