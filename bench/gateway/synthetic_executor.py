@@ -73,7 +73,7 @@ class SyntheticExecutor(EnginelessExecutor):
         self._submits, self._burst = submits, burst
         self._stream = StepStream()
         self._live: dict[int, StreamedRequest] = {}  # by the number of its stream
-        self._numbers: dict[str, int] = {}
+        self._live_by_id: dict[str, StreamedRequest] = {}
 
     async def Stream(  # noqa: N802
         self, requests: AsyncIterator[pb.StreamRequest], context: Context
@@ -90,17 +90,15 @@ class SyntheticExecutor(EnginelessExecutor):
                     self._take(request.submit)
                 case "delivered":
                     for count in request.delivered.counts:
-                        number = self._numbers.get(count.request_id)
-                        if number is not None:
-                            self._live[number].num_delivered = count.num_delivered_tokens
+                        live = self._live_by_id[count.request_id]
+                        live.num_delivered = count.num_delivered_tokens
 
     def _take(self, submit: pb.Submit) -> None:
         submissions = submissions_from_proto(submit)
         assert not isinstance(submissions, Rejection)
         live = StreamedRequest(submission=submissions[0], trace=RequestTrace(submissions[0]))
         live.pace(submissions[0].service_level)
-        number = self._submits.add(self)
-        self._live[number], self._numbers[submit.request_id] = live, number
+        self._live[self._submits.add(self)] = self._live_by_id[submit.request_id] = live
         self._stream.accept(submit.request_id, Acceptance(num_prompt_tokens=1))
 
     async def generate(self, start_s: float, turns: Iterable[Turn], *, phase: float) -> None:

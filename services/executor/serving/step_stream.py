@@ -22,7 +22,6 @@ from services.generation.retention import Retained
 from services.reporting.load import ExecutorLoad
 
 BEAT_S = 0.25  # a frame at least so often; gateways take seconds without one for a broken link
-COVER_S = 3 * BEAT_S  # of reading at the gateway: until the beat, and as long as reports take
 MAX_COVERED_TOKENS = 64  # in one frame: not for long does the gateway do nothing else
 MAX_FRAME_BYTES = 256 << 10  # of tokens and echoes, but for the last; some 30 ms to write
 ENTRY_BYTES = 32  # of a token or a probability on the wire, without its text
@@ -83,7 +82,7 @@ class StepStream:
         self._num_steps = num_steps
         self._pending = Frame(sequence=0)
         self._is_due = False  # a frame, whether or not there is news
-        self._num_covered = 0  # tokens that are pending and may wait
+        self._num_waiting = 0  # tokens pushed since a frame was taken
         self._is_leaving = False
         self._load: ExecutorLoad | None = None  # newest
         self._told_load: ExecutorLoad | None = None  # that the gateway knows
@@ -134,9 +133,9 @@ class StepStream:
         output.stop_string = delta.stop_string
         output.retained = delta.retained
         output.prompt = prompt or output.prompt
-        self._num_covered += len(delta.tokens)
+        self._num_waiting += len(delta.tokens)
         is_covered = self._num_sent[request_id] >= num_covering and delta.ending is None
-        if not is_covered or self._num_covered > MAX_COVERED_TOKENS:
+        if not is_covered or self._num_waiting > MAX_COVERED_TOKENS:
             self._wake.set()
 
     def beat(self) -> None:
@@ -177,7 +176,7 @@ class StepStream:
 
     def _take(self) -> Frame:
         taken, self._pending = _cut(self._pending, MAX_FRAME_BYTES)
-        self._is_due, self._num_covered = False, 0
+        self._is_due, self._num_waiting = False, 0
         news = self._load if self._load != self._told_load else None
         self._told_load = self._load
         frame = replace(

@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 
 from services.executor.serving.next_prefixes import AnswerSoFar
 from services.executor.serving.request_trace import RequestTrace
-from services.executor.serving.step_stream import COVER_S
+from services.executor.serving.step_stream import BEAT_S
 from services.executor.types import Delta, Ending, Failure, PreparedRequest, Submission
 from services.generation.logprobs import EchoedPrompt
 from services.pacing.deposit import max_held_s, release_interval_s
 from services.pacing.types import ServiceLevel
+
+COVER_S = 3 * BEAT_S  # of reading at the gateway: until the beat, and as long as reports take
 
 
 @dataclass(slots=True, kw_only=True)

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from services.executor.serving.request_trace import RequestTrace
 from services.executor.serving.step_stream import (
     BEAT_S,
-    COVER_S,
     MAX_COVERED_TOKENS,
     Acceptance,
-    Frame,
     StepStream,
 )
-from services.executor.serving.streamed_request import StreamedRequest
+from services.executor.serving.streamed_request import COVER_S, StreamedRequest
 from services.executor.types import Delta, Submission, Token
 from services.generation.finish import FinishReason
 from services.generation.prompts import TextPrompt
@@ -57,13 +55,9 @@ async def opened(*request_ids: str, num_known: int = 100) -> StepStream:
     return stream
 
 
-def taken_now(stream: StepStream) -> asyncio.Task[Frame | None]:
-    return asyncio.ensure_future(stream.next_frame())
-
-
 async def sizes(stream: StepStream) -> dict[str, int] | None:
     """Return how many tokens of each request the writer has now; None: it sleeps."""
-    writer = taken_now(stream)
+    writer = asyncio.create_task(stream.next_frame())
     await asyncio.sleep(0)
     if not writer.done():
         writer.cancel()
